@@ -1,0 +1,160 @@
+"""Decision: the answer to one request, with the evidence that made it.
+
+The same value is the gRPC reply, the record on `decisions`, the audit row, the console line and what tests
+assert on. Refusals are decisions too; an exception means that there was none.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+Verdict = Literal["admit", "queue", "defer", "reject", "redirect"]
+Reason = Literal[
+    "",
+    "no_instances",  # the pool is empty
+    "all_busy",  # instances exist, none has room
+    "filtered_by_policy",  # instances exist, the policy permits none of them
+    "unknown_model",
+    "quota",
+    "infeasible",  # the SLO can't be met by any candidate
+    "context_too_long",  # prompt + budget exceed the model's context everywhere
+    "not_permitted",  # residency or entitlement forbids every site
+    "no_site",  # no site passed FleetMind's constraints for another cause
+]
+Mode = Literal["fresh", "stale", "degraded", "bypass"]
+Tokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """What a gateway asks, validated at the rim.
+
+    `id` is the logical request, `attempt` counts its tries from 0. `block_keys` are the canonical keys of the
+    prompt's full blocks, packed little-endian u64 (core.blocks). `max_tokens` is the caller's output budget, 0 when
+    absent. `elapsed_s` is the time since the logical request first arrived at its origin. `origin` is the site where it
+    arrived, `hop` is 1 when another site's FleetMind sent it here. `sites_tried` are not to be chosen again.
+    `session` names a conversation; `data_class` is what residency rules speak of. `declared_class` is capped by the
+    tenant's entitlement.
+    """
+
+    id: str
+    attempt: int = 0
+    model: str
+    tenant: str
+    origin: str
+    prompt_tokens: Tokens
+    max_tokens: Tokens = 0
+    block_keys: bytes = b""
+    block_tokens: int = 0
+    stream: bool = True
+    task: str = ""
+    declared_class: str = ""
+    deadline_s: float | None = None
+    session: str = ""
+    adapter: str = ""
+    data_class: str = ""
+    cross_site: bool = True
+    hop: int = 0
+    lease: str = ""
+    sites_tried: tuple[str, ...] = ()
+    elapsed_s: float = 0.0
+    upload_bytes: int = 0
+    dry_run: bool = False
+
+
+class Candidate(Struct, frozen=True, kw_only=True):
+    """One instance that TokenPilot weighed; all terms are seconds and add up to `cost_s`.
+
+    ttft_s = wait_s + work_s + bias_s is the predicted time to first token. `hit_tokens` is the cached prefix credited.
+    """
+
+    instance: str
+    cost_s: float
+    ttft_s: float
+    wait_s: float
+    work_s: float
+    bias_s: float = 0.0
+    margin_s: float = 0.0
+    reuse_s: float = 0.0  # μ·work: the price of uncached work
+    kv_s: float = 0.0
+    decode_s: float = 0.0
+    hit_tokens: int = 0
+    uncached_tokens: int = 0
+    p_hit: float = 0.0
+    age_s: float | None = None
+    suspect: bool = False
+
+
+class SiteOption(Struct, frozen=True, kw_only=True):
+    """One site that FleetMind looked at: its cost in money, or why it was refused (empty: eligible)."""
+
+    site: str
+    refused: str = ""
+    cost: float | None = None
+    ttft_s: float | None = None
+    wait_s: float | None = None
+    network_s: float | None = None
+    hit_tokens: int = 0
+    summary_age_s: float | None = None
+
+
+class Admission(Struct, frozen=True, kw_only=True):
+    """SLOMax's part: the class, what put the request there, its output estimate and the class's room in its pool."""
+
+    request_class: str
+    rule: str
+    output_q50_tokens: float
+    output_q90_tokens: float
+    running: int = 0
+    bound: int = 0
+    retry_after_s: float | None = None
+    not_before_s: float | None = None
+
+
+class Decision(Struct, frozen=True, kw_only=True):
+    """The answer to one request and why.
+
+    `target` is the instance (empty unless admitted here), `address` its endpoint, `site` where it runs; on `redirect`
+    `site` and `gateways` tell where to ask next, with `lease`. `age_s` is the age of the youngest telemetry used, None
+    if there was none; mode `stale` says that it is older than the policy's limit. `excluded` counts instances by the
+    filter that removed them, `relaxed` names soft filters that were lifted. `sentence` is the whole in words, with the
+    runner-up. `products` lists which of slomax, fleetmind, tokenpilot were on. `tables` names the versions decided on.
+    """
+
+    id: str
+    request: str
+    attempt: int
+    verdict: Verdict
+    reason: Reason = ""
+    mode: Mode = "fresh"
+    age_s: float | None = None
+    tenant: str
+    model: str
+    request_class: str
+    origin: str
+    site: str = ""
+    pool: str = ""
+    target: str = ""
+    address: str = ""
+    gateways: tuple[str, ...] = ()
+    lease: str = ""
+    prompt_tokens: int
+    hit_tokens: int = 0
+    predicted_ttft_s: float | None = None
+    admission: Admission | None = None
+    sites: tuple[SiteOption, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    considered: int = 0
+    excluded: dict[str, int] = {}
+    relaxed: tuple[str, ...] = ()
+    runner_up: str = ""
+    gap_s: float | None = None
+    sentence: str = ""
+    detail: str = ""  # for a refusal: what exists instead, or the remedy
+    replica: str = ""
+    policy_revision: int = 0
+    calibration_revision: int = 0
+    products: tuple[str, ...] = ()
+    tables: dict[str, str] = {}
+    at_wall_s: float = 0.0
+    took_s: float = 0.0
+    dry_run: bool = False

@@ -1,0 +1,274 @@
+"""Policy: every number and rule a decision depends on, under one revision.
+
+Read from TOML with unknown keys refused, so a bad file fails at load and never at a request. The shipped
+default is `core/default_policy.toml`; new revisions arrive on the `policy` topic and replace one reference.
+"""
+
+import hashlib
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from tokenfleet.core.errors import PolicyError, UnknownModelError, UnknownSiteError, UnknownTenantError
+
+Positive = Annotated[float, Meta(gt=0.0)]
+NonNegative = Annotated[float, Meta(ge=0.0)]
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+
+
+class Products(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Each product is a switch; off means a pass-through verdict, and the decision says so."""
+
+    slomax: bool = True
+    fleetmind: bool = True
+    tokenpilot: bool = True
+
+
+class RequestClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A class of requests and its service level; None terms are not agreed.
+
+    Time to first token must be ≤ `ttft_s` + `ttft_per_token_s` · prompt tokens; mean time per output token ≤ `tpot_s`
+    (requests with < 8 output tokens: TTFT only); the end ≤ `deadline_s` after arrival. `running_max_per_instance`
+    bounds the class's concurrent sequences on each ready instance; `backlog_max_s` the wait it may be sent into.
+    `kv_share_max` bounds projected KV use, `ceiling` a site's utilisation for it. `value_per_s` is the money that a second
+    of its latency is worth. `rank` orders classes for caps by entitlement (0 = most urgent).
+    """
+
+    ttft_s: Positive | None = None
+    ttft_per_token_s: NonNegative = 0.0
+    tpot_s: Positive | None = None
+    deadline_s: Positive | None = None
+    running_max_per_instance: Annotated[int, Meta(ge=1)] = 64
+    backlog_max_s: Positive = 10.0
+    kv_share_max: Share = 0.97
+    ceiling: Share = 0.9
+    value_per_s: NonNegative = 0.001
+    rank: Annotated[int, Meta(ge=0)] = 0
+
+
+class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who pays: which classes and models it may use (empty: all), and how much.
+
+    `residency` names the rule that binds its requests, empty for none. `requests_per_minute_max` 0 means unlimited;
+    `running_max` bounds its concurrent requests at one site.
+    """
+
+    weight: Positive = 1.0
+    classes: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    residency: str = ""
+    cross_site: bool = True
+    requests_per_minute_max: Annotated[int, Meta(ge=0)] = 0
+    running_max: Annotated[int, Meta(ge=0)] = 0
+
+
+class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model that callers may name. `digests` are the revisions that may serve it (empty: any).
+
+    `prior` are the engine coefficients assumed until outcomes have taught better ones.
+    """
+
+    context_max_tokens: Annotated[int, Meta(ge=1)]
+    digests: tuple[str, ...] = ()
+    kv_bytes_per_token: Annotated[int, Meta(ge=1)] = 131072
+    budget_tokens: Annotated[int, Meta(ge=1)] = 4096  # tokens per engine iteration
+    seats_max: Annotated[int, Meta(ge=1)] = 256
+    c0_s: Positive = 0.0075
+    w_min_s: NonNegative = 0.0026
+    a_s: Positive = 3.78e-5
+    b_s: NonNegative = 4.94e-10
+    d_s: NonNegative = 1.3e-8
+    output_tokens_prior: Positive = 256.0
+
+
+class SitePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A datacenter: where it is in law, what an instance-hour costs, how far away the others are.
+
+    `jurisdiction` is what residency rules list. `rtt_s` and `bandwidth_bytes_per_s` are keyed by origin site;
+    a missing origin is at `rtt_default_s`.
+    """
+
+    jurisdiction: str
+    ready_min: Annotated[int, Meta(ge=1)] = 1
+    price_per_instance_hour: NonNegative = 2.0
+    egress_per_gib: NonNegative = 0.0
+    rtt_s: dict[str, NonNegative] = {}
+    rtt_default_s: NonNegative = 0.05
+    bandwidth_bytes_per_s: dict[str, Positive] = {}
+    bandwidth_default_bytes_per_s: Positive = 125e6
+    loss: dict[str, Share] = {}
+
+
+class Residency(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Permit-only lists of jurisdictions; what is not listed is forbidden, an expired rule forbids all.
+
+    `data_classes` limits the rule to requests of those classes (empty: all).
+    """
+
+    processing: tuple[str, ...]
+    cache: tuple[str, ...]
+    logs: tuple[str, ...]
+    data_classes: tuple[str, ...] = ()
+    expires_wall_s: float | None = None
+
+
+class TokenPilotPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Weights and limits of routing (tokenpilot: the cost J)."""
+
+    margin_weight: NonNegative = 0.5
+    reuse_base: NonNegative = 0.5
+    reuse_slope_per_s: NonNegative = 2.0
+    reuse_max: NonNegative = 8.0
+    kv_knee: Share = 0.9
+    kv_slope_s: NonNegative = 20.0
+    kv_lambda_s: NonNegative = 0.15
+    decode_price_s: NonNegative = 0.001
+    tie_min_s: NonNegative = 0.005
+    tie_margin_share: NonNegative = 0.1
+    session_gain_min_s: NonNegative = 0.05
+    session_gain_min_share: NonNegative = 0.15
+    p_hit_events: Share = 0.97
+    p_hit_approx: Share = 0.5
+    unlearned_factor: Positive = 1.5
+    candidates_kept: Annotated[int, Meta(ge=1, le=32)] = 8
+
+
+class LivenessPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When an instance is out, suspect, or its row old (architecture: liveness)."""
+
+    scrape_failed_max_s: Positive = 10.0
+    agent_silent_max_s: Positive = 10.0
+    fresh_max_s: Positive = 5.0  # older telemetry makes an answer `stale`
+    failures_in_a_row: Annotated[int, Meta(ge=1)] = 5
+    failures_share: Share = 0.5
+    failures_window_s: Positive = 10.0
+    failures_min: Annotated[int, Meta(ge=1)] = 10
+    out_first_s: Positive = 10.0
+    out_max_s: Positive = 120.0
+    out_share_max: Share = 0.3
+
+
+class LedgerPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long a placement counts without an event of its own, and how telemetry corrects the view."""
+
+    silent_max_s: Positive = 60.0
+    read_back_s: Positive = 900.0
+    correction_lag_s: NonNegative = 2.0
+    correction_beats: Annotated[int, Meta(ge=1)] = 3
+
+
+class SloMaxPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Classifier and admission constants (slomax)."""
+
+    long_ttft_share: Share = 0.25  # L* = share · chat's TTFT · prefill rate
+    long_kv_share: Share = 0.05
+    batch_deadline_min_s: Positive = 600.0
+    batch_tasks: tuple[str, ...] = ("batch", "offline", "embedding", "evaluation")
+    retry_after_min_s: Positive = 1.0
+    retry_after_max_s: Positive = 30.0
+    retry_after_spread: Share = 0.2
+
+
+class FleetMindPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Constraints and cost of cross-site dispatch (fleetmind)."""
+
+    summary_age_max_s: Positive = 10.0
+    summary_age_fresh_s: Positive = 3.0
+    loss_max: Share = 0.02
+    remote_ceiling_discount: Share = 0.05
+    stay_gain_min_s: NonNegative = 0.1
+    stay_gain_min_share: Share = 0.15
+    wait_min_share: Share = 0.75  # W_site = share·min + (1−share)·mean over instances
+    work_factor: Positive = 1.5
+    decode_crowding: NonNegative = 60.0
+    bytes_per_prompt_token: NonNegative = 4.0
+    sends_kept_s: Positive = 15.0
+
+
+class GoodputPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Windows, lateness and price of accounting (goodput)."""
+
+    windows_s: tuple[float, ...] = (10.0, 60.0, 300.0)
+    lateness_s: Positive = 120.0
+    watermark_lag_s: Positive = 5.0
+    idle_partition_s: Positive = 5.0
+    settled_keep_s: Positive = 600.0
+    open_sweep_s: Positive = 600.0
+    tpot_min_tokens: Annotated[int, Meta(ge=2)] = 8
+
+
+class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole policy file. `default_tenant` serves unknown tenants when set; `default_class` is the chat-like class."""
+
+    revision: Annotated[int, Meta(ge=1)] = 1
+    default_tenant: str = ""
+    cache_isolation: Literal["shared", "tenant"] = "shared"
+    products: Products = Products()
+    classes: dict[str, RequestClass]
+    tenants: dict[str, Tenant]
+    models: dict[str, Model]
+    sites: dict[str, SitePolicy]
+    residency: dict[str, Residency] = {}
+    tokenpilot: TokenPilotPolicy = TokenPilotPolicy()
+    slomax: SloMaxPolicy = SloMaxPolicy()
+    fleetmind: FleetMindPolicy = FleetMindPolicy()
+    liveness: LivenessPolicy = LivenessPolicy()
+    ledger: LedgerPolicy = LedgerPolicy()
+    goodput: GoodputPolicy = GoodputPolicy()
+
+    def model(self, name: str) -> Model:
+        """Raises UnknownModelError with the list of what exists."""
+        if (found := self.models.get(name)) is None:
+            raise UnknownModelError(name, self.models)
+        return found
+
+    def tenant(self, name: str) -> Tenant:
+        """The tenant, or the default tenant's terms. Raises UnknownTenantError with the list of what exists."""
+        if (found := self.tenants.get(name) or self.tenants.get(self.default_tenant)) is None:
+            raise UnknownTenantError(name, self.tenants)
+        return found
+
+    def site(self, name: str) -> SitePolicy:
+        """Raises UnknownSiteError with the list of what exists."""
+        if (found := self.sites.get(name)) is None:
+            raise UnknownSiteError(name, self.sites)
+        return found
+
+
+REQUIRED_CLASSES = ("chat", "long", "batch")  # the classifier's three; further ones are reached by declaration only
+
+
+def parse_policy(toml: str, *, source: str) -> Policy:
+    """The policy in `toml`; `source` names it in errors.
+
+    Raises PolicyError, naming the key, for TOML that can't be read, unknown keys, values out of range, and
+    names that point nowhere (a tenant's class, model or residency rule; an rtt from an unknown site).
+    """
+    try:
+        policy = msgspec.toml.decode(toml, type=Policy)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise PolicyError(f"{source}: {error}") from error
+    for problem in _dangling(policy):
+        raise PolicyError(f"{source}: {problem}")
+    return policy
+
+
+def policy_hash(toml: str) -> str:
+    """SHA-256 of the file's text: names a bundle in decisions and audit."""
+    return hashlib.sha256(toml.encode()).hexdigest()
+
+
+def _dangling(policy: Policy) -> list[str]:
+    problems = [f"classes: {name!r} is missing" for name in REQUIRED_CLASSES if name not in policy.classes]
+    for name, tenant in policy.tenants.items():
+        problems += [f"tenants.{name}.classes: no class {c!r}" for c in tenant.classes if c not in policy.classes]
+        problems += [f"tenants.{name}.models: no model {m!r}" for m in tenant.models if m not in policy.models]
+        if tenant.residency and tenant.residency not in policy.residency:
+            problems.append(f"tenants.{name}.residency: no rule {tenant.residency!r}")
+    for name, site in policy.sites.items():
+        for field, table in (("rtt_s", site.rtt_s), ("bandwidth_bytes_per_s", site.bandwidth_bytes_per_s), ("loss", site.loss)):
+            problems += [f"sites.{name}.{field}: no site {o!r}" for o in table if o not in policy.sites]
+    if policy.default_tenant and policy.default_tenant not in policy.tenants:
+        problems.append(f"default_tenant: no tenant {policy.default_tenant!r}")
+    return problems

@@ -1,0 +1,454 @@
+"""Records: the facts on the topics, one struct a message.
+
+Encoded as msgpack maps with a `type` tag, so fields can be added: a new field has a default, and a
+reader ignores what it doesn't know. A breaking change is a new topic. Durations are seconds measured
+by one monotonic clock; `*_wall_s` fields are Unix time, labels that no decision compares.
+Block keys travel as packed little-endian u64 (`numpy.frombuffer(keys, "<u8")`).
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from tokenfleet.core.decision import Decision
+
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Seconds = float
+Count = Annotated[int, Meta(ge=0)]
+
+EngineState = Literal["ready", "starting", "draining", "sleeping"]
+KvState = Literal["exact", "approx", "none"]
+
+
+class Order(Struct, frozen=True, kw_only=True):
+    """Place of a record in its writer's stream: accept a record iff its order is greater.
+
+    `cluster` is the Kafka cluster id; another cluster replaces everything known. `claim` is the offset of
+    the claim that the writer wrote at its start, `n` counts its records from 1.
+    """
+
+    cluster: str
+    claim: int
+    n: int
+
+
+class KvDigest(Struct, frozen=True, kw_only=True):
+    """What an agent believes an instance caches: count and XOR of canonical block keys."""
+
+    blocks: Count = 0
+    xor: Count = 0
+    state: KvState = "none"
+    block_tokens: Count = 0  # tokens a canonical block; 0: not known yet
+
+
+class Histogram(Struct, frozen=True, kw_only=True):
+    """Sum and count of a Prometheus histogram since the engine's start."""
+
+    sum_s: float
+    count: float
+
+
+class Heartbeat(Struct, frozen=True, kw_only=True):
+    """One instance as its agent last saw it. None means unknown, never zero.
+
+    `boot` names one life of the engine process and is compared only for equality. `age_s` is the age of the
+    values when the envelope was sent. `in_flight_tokens` are tokens in KV of running requests, `engine` if
+    reported, `estimated` from KV use otherwise. `scrape_failed_for_s` is 0 while scrapes succeed;
+    `refused` tells that the connection was refused.
+    """
+
+    instance: Name
+    boot: str
+    age_s: Seconds
+    address: str
+    model: Name
+    model_digest: str = ""
+    engine: str = "vllm"
+    accelerator: str = ""
+    context_max_tokens: Count = 0  # 0: not known
+    ranks: tuple[int, ...] = ()
+    running: float | None = None
+    waiting: float | None = None
+    kv_used_blocks: float | None = None
+    kv_total_blocks: int | None = None
+    block_size: int | None = None
+    in_flight_tokens: float | None = None
+    in_flight_source: Literal["engine", "estimated"] = "estimated"
+    prompt_tokens_total: float | None = None
+    generation_tokens_total: float | None = None
+    cached_tokens_total: float | None = None
+    ttft: Histogram | None = None
+    prefill: Histogram | None = None
+    queue: Histogram | None = None
+    iterations_total: float | None = None
+    preemptions_total: float | None = None
+    state: EngineState = "ready"
+    scrape_failed_for_s: Seconds = 0.0
+    refused: bool = False
+    digest: KvDigest = KvDigest()
+
+
+class AgentClaim(Struct, frozen=True, kw_only=True, tag="agent_claim"):
+    """Written by an agent to its telemetry partition at start; the claim's offset orders all that follows."""
+
+    agent: Name
+    site: Name
+
+
+class TelemetryEnvelope(Struct, frozen=True, kw_only=True, tag="telemetry"):
+    """Heartbeats of all instances that one agent watches, one period."""
+
+    agent: Name
+    site: Name
+    order: Order
+    period_s: Seconds
+    beats: tuple[Heartbeat, ...]
+
+
+class KvDelta(Struct, frozen=True, kw_only=True, tag="kv_delta"):
+    """Net change of one instance's canonical block keys: clear first if `cleared`, then remove, then store.
+
+    `order.n` counts the instance's records under one claim without a gap; a reader that misses one gives
+    the instance no credit until the next snapshot.
+    """
+
+    instance: Name
+    boot: str
+    order: Order
+    model: Name
+    block_tokens: Count
+    cleared: bool = False
+    removed: bytes = b""
+    stored: bytes = b""
+    state: KvState = "exact"
+
+
+class KvSnapshot(Struct, frozen=True, kw_only=True, tag="kv_snapshot"):
+    """Part `part` of `parts` (from 0) of all canonical block keys of one instance as of `order`.
+
+    `order.n` is the number of the last delta that the snapshot includes; all parts carry the same order.
+    """
+
+    instance: Name
+    boot: str
+    order: Order
+    model: Name
+    block_tokens: Count
+    part: Count
+    parts: Annotated[int, Meta(ge=1)]
+    keys: bytes
+    state: KvState = "exact"
+
+
+class CapacityRow(Struct, frozen=True, kw_only=True):
+    """One instance in a capacity shard: its newest heartbeat and how old it is when the shard is sent.
+
+    `age_s` is the age of the heartbeat's values, None when unknown (read while catching up, or taken over
+    from the last snapshot): the row is suspect until the next heartbeat. `agent_silent_s` is the time since
+    the row's agent was heard.
+    """
+
+    beat: Heartbeat
+    order: Order
+    agent: Name
+    age_s: Seconds | None
+    agent_silent_s: Seconds
+
+
+class CapacityShard(Struct, frozen=True, kw_only=True, tag="capacity"):
+    """All rows of one shard, sent every snapshot period, changed or not; absent from all shards means gone.
+
+    `epoch` fences a deposed writer: the offset of the writer's first message, -1 in that message itself.
+    A reader keeps (cluster, epoch) and refuses a lower one. `telemetry_age_s` is the age of the youngest
+    envelope folded in, None before any.
+    """
+
+    site: Name
+    shard: Count
+    cluster: str
+    epoch: int
+    n: Count
+    period_s: Seconds
+    telemetry_age_s: Seconds | None
+    rows: tuple[CapacityRow, ...]
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """One placement in the ledger.
+
+    `work_s` is the predicted stand-alone prefill time, `uncached_tokens` its tokens, `kv_tokens` what the
+    request will hold in KV (prompt + estimated output). `age_s` is the time since the placement when sent.
+    """
+
+    decision: Name
+    request: Name
+    attempt: Count
+    instance: Name
+    model: Name
+    request_class: Name
+    work_s: Seconds
+    uncached_tokens: Count
+    kv_tokens: Count
+    replica: str
+    age_s: Seconds = 0.0
+
+
+class PlacementEvent(Struct, frozen=True, kw_only=True):
+    """A change of the ledger. All kinds but `ended` carry the whole entry, and put or refresh it.
+
+    An event other than `placed` names its decision: the other entries of that (request, attempt) end.
+    """
+
+    kind: Literal["placed", "first_token", "progress", "ended"]
+    decision: Name
+    request: Name
+    attempt: Count
+    instance: Name
+    entry: Entry | None = None
+
+
+class PlacementEnvelope(Struct, frozen=True, kw_only=True, tag="placements"):
+    """Placement events of one decide replica for the instances of one partition; `n` counts its envelopes."""
+
+    site: Name
+    replica: Name
+    start: str
+    n: Count
+    events: tuple[PlacementEvent, ...]
+
+
+class DecisionEnvelope(Struct, frozen=True, kw_only=True, tag="decisions"):
+    """Decisions of one replica with their evidence, for audit and replay; no decision reads them."""
+
+    site: Name
+    replica: Name
+    decisions: tuple[Decision, ...]
+
+
+OutcomeKind = Literal["started", "first_token", "progress", "finished", "failed", "cancelled", "timed_out", "rejected"]
+TERMINAL_KINDS = frozenset({"finished", "failed", "cancelled", "timed_out", "rejected"})
+
+
+class OutcomeEvent(Struct, frozen=True, kw_only=True):
+    """What happened to one attempt of a logical request, as the gateway that answers the client saw it.
+
+    `elapsed_s` is the time since the first arrival of the *logical* request at the origin, `attempt_s` since
+    this attempt's dispatch; both from the reporter's monotonic clock. `ttft_s` (logical) and `tpot_s` (mean over
+    tokens 2..n) come with terminal events when known. Token counts are None when unknown; 0 counts as 0.
+    `at_wall_s` is the reporter's wall clock. `kind=rejected` is written by `decide` for a REJECT verdict.
+    """
+
+    request: Name
+    attempt: Count
+    kind: OutcomeKind
+    decision: str
+    tenant: Name
+    request_class: Name
+    model: Name
+    origin: Name
+    site: str = ""
+    instance: str = ""
+    pool: str = ""
+    at_wall_s: float
+    elapsed_s: Seconds
+    attempt_s: Seconds = 0.0
+    ttft_s: Seconds | None = None
+    tpot_s: Seconds | None = None
+    prompt_tokens: Count | None = None
+    cached_tokens: Count | None = None
+    output_tokens: Count | None = None
+    stop: str = ""  # why generation stopped: stop, length; or the error's kind
+    predicted_ttft_s: Seconds | None = None
+
+
+class OutcomeEnvelope(Struct, frozen=True, kw_only=True, tag="outcomes"):
+    """Outcome events of one reporting replica; `sent_wall_s` labels when it was sent."""
+
+    site: Name
+    replica: Name
+    sent_wall_s: float
+    events: tuple[OutcomeEvent, ...]
+
+
+class Vector(Struct, frozen=True, kw_only=True):
+    """One dimension of a pool's capacity in its own unit; headroom = capacity - used - queued."""
+
+    capacity: float
+    used: float
+    queued: float = 0.0
+
+
+class PoolSummary(Struct, frozen=True, kw_only=True):
+    """One pool (a model revision at one site) as other sites see it.
+
+    `prefill` is in uncached tokens a second (queued: tokens waiting), `kv` in tokens, `seats` in sequences.
+    `waits_s` are the predicted waits of the instances, least first. `decoding` and `context_tokens` are means
+    per instance. `endpoints` counts all known instances, 0 being a state of its own.
+    """
+
+    pool: Name
+    model: Name
+    model_digest: str
+    engine: str = "vllm"
+    context_max_tokens: Count = 0
+    endpoints: Count
+    ready: Count
+    warming: Count = 0
+    draining: Count = 0
+    suspect: Count = 0
+    prefill: Vector
+    kv: Vector
+    seats: Vector
+    waits_s: tuple[float, ...] = ()
+    decoding: float = 0.0
+    context_tokens: float = 0.0
+    price_per_hour: float = 0.0
+    attainment: float | None = None
+
+
+class SiteSummary(Struct, frozen=True, kw_only=True, tag="summary"):
+    """One site's face to the others, ≤ 8 KiB, every 0.5 s. `age_s` is the age of the youngest telemetry in it."""
+
+    site: Name
+    cluster: str
+    epoch: int
+    n: Count
+    period_s: Seconds
+    age_s: Seconds | None
+    gateways: tuple[str, ...]
+    pools: tuple[PoolSummary, ...]
+
+
+class SketchChunk(Struct, frozen=True, kw_only=True, tag="sketch"):
+    """Part of a Bloom filter over the block keys that a pool caches: `bits` packed, `hashes` probes a key."""
+
+    site: Name
+    pool: Name
+    cluster: str
+    epoch: int
+    n: Count
+    part: Count
+    parts: Annotated[int, Meta(ge=1)]
+    hashes: Annotated[int, Meta(ge=1, le=32)]
+    keys: Count
+    bits: bytes
+
+
+class Control(Struct, frozen=True, kw_only=True, tag="control"):
+    """An operator's word on one instance: drain it, take it out, weigh it, or give it back."""
+
+    instance: Name
+    state: Literal["ready", "draining", "quarantined"] = "ready"
+    weight: Annotated[float, Meta(ge=0.0, le=10.0)] = 1.0
+    by: str = ""
+    reason: str = ""
+    at_wall_s: float = 0.0
+
+
+class PolicyRevision(Struct, frozen=True, kw_only=True, tag="policy"):
+    """A whole policy file under one number; the greatest number is in force."""
+
+    revision: Count
+    toml: str
+    sha256: str
+    by: str = ""
+    at_wall_s: float = 0.0
+
+
+class Coefficients(Struct, frozen=True, kw_only=True):
+    """Engine time model of one pool (see core.predict.ttft): an iteration takes
+    c0 + max(w_min, a·tokens) + b·pairs + d·decode context, in seconds."""
+
+    c0_s: float
+    w_min_s: float
+    a_s: float
+    b_s: float
+    d_s: float
+    samples: float = 0.0
+
+
+class PoolCalibration(Struct, frozen=True, kw_only=True):
+    """What outcomes taught about one pool: coefficients, mean residual, p90 of the residual ratio when idle and queued,
+    and the chance that a block known from KV events is really there."""
+
+    pool: Name
+    model: Name
+    coefficients: Coefficients
+    bias_s: float = 0.0
+    margin_idle: float = 0.3
+    margin_queued: float = 0.6
+    p_hit: float = 0.97
+
+
+class OutputEstimate(Struct, frozen=True, kw_only=True):
+    """Learned output length of one (tenant, model, input bucket), in tokens; empty names mean all."""
+
+    tenant: str = ""
+    model: str = ""
+    bucket: int = -1
+    q50: float
+    q90: float
+    samples: float
+
+
+class Feedback(Struct, frozen=True, kw_only=True, tag="feedback"):
+    """A calibration revision, published by the goodput worker that owns outcomes partition 0."""
+
+    revision: Count
+    at_wall_s: float
+    pools: tuple[PoolCalibration, ...] = ()
+    outputs: tuple[OutputEstimate, ...] = ()
+
+
+class GoodputRow(Struct, frozen=True, kw_only=True):
+    """Partial sums of one (window, class, tenant, pool) over one outcomes partition; readers add up.
+
+    The window is [start_s, start_s + width_s) in event time. Counts are of logical requests by their finish
+    window; `*_arrived` count by arrival cohort. `met`/`missed` are of admitted ones; `rejected` were offered only;
+    `excluded` count for neither.
+    """
+
+    start_s: float
+    width_s: float
+    request_class: str
+    tenant: str
+    pool: str
+    version: Count
+    goodput_tokens: Count = 0
+    output_tokens: Count = 0
+    waste_tokens: Count = 0
+    prefill_waste_tokens: Count = 0
+    unknown_tokens_requests: Count = 0
+    met: Count = 0
+    missed: Count = 0
+    rejected: Count = 0
+    excluded: Count = 0
+    met_arrived: Count = 0
+    offered_arrived: Count = 0
+    late_dropped: Count = 0
+
+
+class GoodputPartial(Struct, frozen=True, kw_only=True, tag="goodput"):
+    """Rows that changed in one outcomes partition, with that partition's watermark (event time, Unix seconds)."""
+
+    site: Name
+    partition: Count
+    watermark_s: float
+    rows: tuple[GoodputRow, ...]
+
+
+class DeadLetter(Struct, frozen=True, kw_only=True, tag="deadletter"):
+    """A record that could not be used: where it is and why. Never the payload."""
+
+    topic: Name
+    partition: Count
+    offset: Count
+    reason: str
+    sha256: str
+    size_bytes: Count
+    by: str
+    at_wall_s: float
+
+
+Telemetry = AgentClaim | TelemetryEnvelope
+KvRecord = KvDelta | KvSnapshot
