@@ -31,8 +31,8 @@ class RequestClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     Time to first token must be ≤ `ttft_s` + `ttft_per_token_s` · prompt tokens; mean time per output token ≤ `tpot_s`
     (requests with < 8 output tokens: TTFT only); the end ≤ `deadline_s` after arrival. `running_max_per_instance`
     bounds the class's concurrent sequences on each ready instance; `backlog_max_s` the wait it may be sent into.
-    `kv_share_max` bounds projected KV use, `ceiling` a site's utilisation for it. `value_per_s` is the money that a second
-    of its latency is worth. `rank` orders classes for caps by entitlement (0 = most urgent).
+    `kv_share_max` bounds projected KV use, `ceiling` a site's utilisation for it. `value_per_s` is the money that
+    a second of its latency is worth. `rank` orders classes for caps by entitlement (0 = most urgent).
     """
 
     ttft_s: Positive | None = None
@@ -199,7 +199,7 @@ class GoodputPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole policy file. `default_tenant` serves unknown tenants when set; `default_class` is the chat-like class."""
+    """The whole policy file. `default_tenant` serves unknown tenants when set;"""
 
     revision: Annotated[int, Meta(ge=1)] = 1
     default_tenant: str = ""
@@ -267,7 +267,11 @@ def _dangling(policy: Policy) -> list[str]:
         if tenant.residency and tenant.residency not in policy.residency:
             problems.append(f"tenants.{name}.residency: no rule {tenant.residency!r}")
     for name, site in policy.sites.items():
-        for field, table in (("rtt_s", site.rtt_s), ("bandwidth_bytes_per_s", site.bandwidth_bytes_per_s), ("loss", site.loss)):
+        for field, table in (
+            ("rtt_s", site.rtt_s),
+            ("bandwidth_bytes_per_s", site.bandwidth_bytes_per_s),
+            ("loss", site.loss),
+        ):
             problems += [f"sites.{name}.{field}: no site {o!r}" for o in table if o not in policy.sites]
     if policy.default_tenant and policy.default_tenant not in policy.tenants:
         problems.append(f"default_tenant: no tenant {policy.default_tenant!r}")

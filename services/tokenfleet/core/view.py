@@ -53,7 +53,7 @@ class InstanceView(Struct, frozen=True, kw_only=True):
 class PoolView(Struct, frozen=True, kw_only=True):
     """All instances of one model at one site, in the order of their names, and how the pool computes.
 
-    `calibration` holds the learned (or prior) engine coefficients; `budget_tokens` are the tokens of one engine iteration.
+    `calibration` holds the learned (or prior) engine coefficients; `budget_tokens` are the tokens of an iteration.
     `age_s` is the age of the youngest telemetry of the site, None before any.
     """
 
@@ -72,10 +72,10 @@ class PoolView(Struct, frozen=True, kw_only=True):
 
 
 class PeerView(Struct, frozen=True, kw_only=True):
-    """Another site (or one's own) as FleetMind sees it: its last summary, by age on our clock, and the prefix credit there.
+    """Another site (or one's own) as FleetMind sees it: its last summary, its age on our clock, the prefix credit.
 
-    `age_s` is now − heard + age when sent, None when no summary was ever heard. `hit_tokens` comes from the sketch of
-    the request's pool. `link_up` is what probes and outcomes show.
+    `age_s` is now − heard + age when sent, None when no summary was ever heard. `hit_tokens` comes from the sketch
+    of the request's pool. `link_up` is what probes and outcomes show.
     """
 
     site: str

@@ -1,0 +1,141 @@
+"""Settings: how a process is told what to do, by one TOML file and the environment.
+
+`TOKENFLEET_CONFIG` names the file. Its top-level keys are shared by all processes, a table named like a process
+(`[agent]`) holds what only that process needs. An environment variable `TOKENFLEET_<KEY>` (upper case) wins
+over both; lists are comma-separated there, tables are JSON. Unknown keys are refused with the list of known ones.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from tokenfleet.core.errors import SetupError
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+PREFIX = "TOKENFLEET_"
+
+
+class Common(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every process needs.
+
+    `kafka` is HOST:PORT[,HOST:PORT]. `state_dir` belongs to this process alone. `status_port` serves /health and
+    /metrics, 0 picks a free one. `policy` is a policy file, empty for the shipped one. `partitions` overrides partition
+    counts by topic name. `sites` are the datacenters that this process serves or follows.
+    """
+
+    kafka: str = "127.0.0.1:9092"
+    state_dir: str = ".tokenfleet/state"
+    status_host: str = "127.0.0.1"
+    status_port: Port = 0
+    policy: str = ""
+    partitions: dict[str, int] = {}
+    sites: tuple[str, ...] = ()
+    log_level: str = "info"
+
+
+class AgentSettings(Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`engines` is the watched discovery file; `site_secret_file` holds the key of the block-key seed."""
+
+    agent: str = "agent"
+    engines: str = "engines.toml"
+    site_secret_file: str = ""
+    site_secret: str = ""
+    scrape_period_s: Annotated[float, Meta(ge=0.05, le=60.0)] = 1.0
+    kv_snapshot_period_s: Annotated[float, Meta(ge=1.0)] = 60.0
+
+
+class CapacitySettings(Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`gateways` lists the gRPC addresses of each site's decision service, for the site summary."""
+
+    gateways: dict[str, tuple[str, ...]] = {}
+    snapshot_period_s: Annotated[float, Meta(ge=0.01, le=10.0)] = 0.1
+    summary_period_s: Annotated[float, Meta(ge=0.05, le=10.0)] = 0.5
+    sketch_period_s: Annotated[float, Meta(ge=0.5)] = 5.0
+
+
+class DecideSettings(Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`site` is the datacenter answered for; `listen` HOST:PORT of gRPC; `replica` is unique within the site."""
+
+    site: str = ""
+    replica: str = "0"
+    listen: str = "127.0.0.1:7500"
+    reflection: bool = True
+    spool_max_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
+
+
+class GoodputSettings(Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Nothing of its own."""
+
+
+class AuditSettings(Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`postgres` is a DSN; `listen` HOST:PORT serves the Audit service; rows go after `retention_days`."""
+
+    postgres: str = "postgres://postgres@127.0.0.1:5432/tokenfleet"
+    listen: str = "127.0.0.1:7600"
+    reflection: bool = True
+    retention_days: Annotated[int, Meta(ge=1)] = 30
+
+
+S = TypeVar("S", bound=Common)
+PROCESSES: dict[str, type[Common]] = {
+    "agent": AgentSettings,
+    "capacity": CapacitySettings,
+    "decide": DecideSettings,
+    "goodput": GoodputSettings,
+    "audit": AuditSettings,
+}
+
+
+def load_settings(process: str, kind: type[S], environ: Mapping[str, str] | None = None) -> S:
+    """The settings of `process`, a key of PROCESSES.
+
+    Raises SetupError, naming file or variable and key, for what can't be used.
+    """
+    environ = os.environ if environ is None else environ
+    path = environ.get(PREFIX + "CONFIG", "")
+    values = {**_from_file(process, path), **_from_environment(kind, environ)}
+    try:
+        return msgspec.convert(values, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise SetupError(f"settings of {process}: {error} (from {path or 'the environment'})") from error
+
+
+def _from_file(process: str, path: str) -> dict[str, Any]:
+    if not path:
+        return {}
+    try:
+        document: dict[str, Any] = msgspec.toml.decode(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SetupError(f"{PREFIX}CONFIG: can't read {path}: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SetupError(f"{path}: {error}") from error
+    shared = {key: value for key, value in document.items() if key not in PROCESSES}
+    known_somewhere = {field for kind in PROCESSES.values() for field in kind.__struct_fields__}
+    if unknown := sorted(set(shared) - known_somewhere):
+        raise SetupError(f"{path}: unknown key {unknown[0]!r}; there is: {', '.join(sorted(known_somewhere))}")
+    mine = PROCESSES[process].__struct_fields__
+    return {key: value for key, value in shared.items() if key in mine} | document.get(process, {})
+
+
+def _from_environment(kind: type[Common], environ: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for field in msgspec.structs.fields(kind):
+        if (text := environ.get(PREFIX + field.name.upper())) is not None:
+            values[field.name] = _parsed(field.name, text, field.type)
+    return values
+
+
+def _parsed(name: str, text: str, kind: Any) -> Any:
+    origin = getattr(kind, "__origin__", None)
+    if origin is tuple:
+        return [part.strip() for part in text.split(",") if part.strip()]
+    if origin is dict:
+        try:
+            return msgspec.json.decode(text)
+        except msgspec.DecodeError as error:
+            raise SetupError(f"{PREFIX}{name.upper()}: not JSON: {error}") from error
+    return text
