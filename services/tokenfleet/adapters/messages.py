@@ -1,0 +1,205 @@
+"""Messages: the gRPC messages and the core's values, each way; the rim where a caller's fields are checked.
+
+Everything a caller sends is checked here once, before any work: sizes, ranges, numbers that aren't numbers. Each
+problem is a BadRequestError that names the field.
+"""
+
+import math
+import unicodedata
+from collections.abc import Iterable
+from typing import Any, Final, cast
+
+from google.protobuf.message import Message
+from msgspec import Struct
+
+from tokenfleet.core.decision import Decision, Request
+from tokenfleet.core.errors import BadRequestError
+from tokenfleet.core.records import OutcomeEvent, OutcomeKind
+from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2
+
+NAME_MAX_BYTES: Final = 256
+BLOCK_KEYS_MAX: Final = 16_384  # a prompt of 4 M tokens at 256 a block
+TOKENS_MAX: Final = 2**31 - 1
+ATTEMPT_MAX: Final = 1_000
+SITES_TRIED_MAX: Final = 64
+ENUM_PREFIXES: Final = {"verdict": "VERDICT_", "reason": "REASON_", "mode": "MODE_", "kind": "OUTCOME_KIND_"}
+REPORTED_KINDS: Final[dict[int, OutcomeKind]] = {
+    number: cast(OutcomeKind, name.removeprefix("OUTCOME_KIND_").lower())
+    for name, number in outcomes_pb2.OutcomeKind.items()
+    if number
+}
+
+
+def request_from_wire(message: decision_pb2.Request, *, site: str, dry_run: bool = False) -> Request:
+    """The request that `message` asks about; `site` is the site asked, its origin when the message names none.
+
+    Raises BadRequestError for a field that can't be used. A `max_tokens` beyond TOKENS_MAX is read as TOKENS_MAX.
+    """
+    keys = message.block_keys
+    prompt_tokens = _tokens("prompt_tokens", message.prompt_tokens)
+    return Request(
+        id=_name("id", message.id),
+        attempt=_at_most("attempt", message.attempt, ATTEMPT_MAX),
+        model=_name("model", message.model),
+        tenant=_name("tenant", message.tenant),
+        origin=_text("origin", message.origin) or site,
+        prompt_tokens=prompt_tokens,
+        max_tokens=_budget(message.max_tokens) if message.HasField("max_tokens") else 0,
+        block_keys=_block_keys(keys, message.block_tokens, prompt_tokens),
+        block_tokens=message.block_tokens if keys else 0,
+        stream=message.stream,
+        task=_text("task", message.task),
+        declared_class=_text("declared_class", message.declared_class),
+        deadline_s=_positive("deadline_s", message.deadline_s) if message.HasField("deadline_s") else None,
+        session=_text("session", message.session),
+        adapter=_text("adapter", message.adapter),
+        data_class=_text("data_class", message.data_class),
+        cross_site=not message.local_only,
+        hop=_at_most("hop", message.hop, 1),
+        lease=_text("lease", message.lease),
+        sites_tried=_names("sites_tried", message.sites_tried),
+        elapsed_s=_not_negative("elapsed_s", message.elapsed_s),
+        upload_bytes=max(0, message.upload_bytes),
+        dry_run=dry_run,
+    )
+
+
+def outcome_from_wire(message: outcomes_pb2.OutcomeEvent, *, site: str, received_wall_s: float) -> OutcomeEvent:
+    """The event that `message` reports. Raises BadRequestError for a field that can't be used."""
+    if (kind := REPORTED_KINDS.get(message.kind)) is None:
+        raise BadRequestError("kind", f"not one of {', '.join(REPORTED_KINDS.values())}")
+    return OutcomeEvent(
+        request=_name("request", message.request),
+        attempt=_at_most("attempt", message.attempt, ATTEMPT_MAX),
+        kind=kind,
+        decision=_text("decision", message.decision),
+        tenant=_name("tenant", message.tenant),
+        request_class=_name("request_class", message.request_class),
+        model=_name("model", message.model),
+        origin=_text("origin", message.origin) or site,
+        site=_text("site", message.site) or site,
+        instance=_text("instance", message.instance),
+        pool=f"{message.model}@{message.site or site}" if message.instance else "",
+        at_wall_s=message.at_wall_s if _is_usable(message.at_wall_s) and message.at_wall_s > 0 else received_wall_s,
+        elapsed_s=_not_negative("elapsed_s", message.elapsed_s),
+        attempt_s=_not_negative("attempt_s", message.attempt_s),
+        ttft_s=_optional_seconds(message, "ttft_s"),
+        tpot_s=_optional_seconds(message, "tpot_s"),
+        prompt_tokens=_optional_tokens(message, "prompt_tokens"),
+        cached_tokens=_optional_tokens(message, "cached_tokens"),
+        output_tokens=_optional_tokens(message, "output_tokens"),
+        stop=_text("stop", message.stop),
+    )
+
+
+def decision_to_wire(decision: Decision) -> decision_pb2.Decision:
+    """The reply that carries `decision`."""
+    return cast(decision_pb2.Decision, to_wire(decision, decision_pb2.Decision()))
+
+
+def to_wire(value: Struct, message: Message) -> Message:
+    """Copies the fields of `value` into the fields of the same name of `message`; None stays absent.
+
+    Nested structs, tuples and maps follow. Fields that the message lacks are left out.
+    """
+    known = message.DESCRIPTOR.fields_by_name
+    for name in value.__struct_fields__:
+        field = getattr(value, name)
+        if name not in known or field is None:
+            continue
+        if isinstance(field, Struct):
+            to_wire(field, getattr(message, name))
+        elif isinstance(field, tuple):
+            _repeat(cast(tuple[Any, ...], field), getattr(message, name))
+        elif isinstance(field, dict):
+            getattr(message, name).update(field)
+        elif known[name].enum_type is not None:
+            setattr(message, name, ENUM_PREFIXES[name] + field.upper() if field else 0)
+        else:
+            setattr(message, name, field)
+    return message
+
+
+def _repeat(values: Iterable[Any], field: Any) -> None:
+    for value in values:
+        if isinstance(value, Struct):
+            to_wire(value, field.add())
+        else:
+            field.append(value)
+
+
+def _text(field: str, value: str) -> str:
+    if len(value) > NAME_MAX_BYTES or len(value.encode()) > NAME_MAX_BYTES:
+        raise BadRequestError(field, f"{len(value.encode()):,} bytes, at most {NAME_MAX_BYTES} are taken")
+    value = unicodedata.normalize("NFC", value)
+    if any(unicodedata.category(c) == "Cc" for c in value):
+        raise BadRequestError(field, "holds a control character")
+    return value
+
+
+def _name(field: str, value: str) -> str:
+    if not value:
+        raise BadRequestError(field, "is empty")
+    return _text(field, value)
+
+
+def _names(field: str, values: Iterable[str]) -> tuple[str, ...]:
+    names = tuple(_name(field, value) for value in values)
+    if len(names) > SITES_TRIED_MAX:
+        raise BadRequestError(field, f"{len(names)} values, at most {SITES_TRIED_MAX} are taken")
+    return names
+
+
+def _at_most(field: str, value: int, most: int) -> int:
+    if value > most:
+        raise BadRequestError(field, f"{value} is more than {most}")
+    return value
+
+
+def _tokens(field: str, value: int) -> int:
+    if not 0 <= value <= TOKENS_MAX:
+        raise BadRequestError(field, f"{value} is not between 0 and {TOKENS_MAX}")
+    return value
+
+
+def _budget(value: int) -> int:
+    if value < 1:
+        raise BadRequestError("max_tokens", f"{value} is below 1; leave the field out when there is no budget")
+    return min(value, TOKENS_MAX)
+
+
+def _block_keys(keys: bytes, block_tokens: int, prompt_tokens: int) -> bytes:
+    count, rest = divmod(len(keys), 8)
+    if rest:
+        raise BadRequestError("block_keys", f"{len(keys)} bytes are not a whole number of 8-byte keys")
+    if count > BLOCK_KEYS_MAX:
+        raise BadRequestError("block_keys", f"{count:,} keys, at most {BLOCK_KEYS_MAX:,} are taken")
+    if count and not block_tokens:
+        raise BadRequestError("block_tokens", "is needed with block_keys")
+    if count * block_tokens > prompt_tokens:
+        raise BadRequestError("block_keys", f"{count} blocks of {block_tokens} tokens exceed {prompt_tokens} tokens")
+    return keys
+
+
+def _is_usable(value: float) -> bool:
+    return math.isfinite(value)
+
+
+def _not_negative(field: str, value: float) -> float:
+    if not _is_usable(value) or value < 0:
+        raise BadRequestError(field, f"{value} is not a number of seconds from 0")
+    return value
+
+
+def _positive(field: str, value: float) -> float:
+    if not _is_usable(value) or value <= 0:
+        raise BadRequestError(field, f"{value} is not a positive number of seconds")
+    return value
+
+
+def _optional_seconds(message: outcomes_pb2.OutcomeEvent, field: Any) -> float | None:
+    return _not_negative(field, getattr(message, field)) if message.HasField(field) else None
+
+
+def _optional_tokens(message: outcomes_pb2.OutcomeEvent, field: Any) -> int | None:
+    return _tokens(field, getattr(message, field)) if message.HasField(field) else None
