@@ -64,7 +64,9 @@ class Request(Struct, frozen=True, kw_only=True):
 class Candidate(Struct, frozen=True, kw_only=True):
     """One instance that TokenPilot weighed; all terms are seconds and add up to `cost_s`.
 
-    ttft_s = wait_s + work_s + bias_s is the predicted time to first token. `hit_tokens` is the cached prefix credited.
+    ttft_s = wait_s + work_s + bias_s is the predicted time to first token, without network; cost_s = ttft_s + margin_s +
+    reuse_s + kv_s + decode_s + weight_s. `hit_tokens` is the cached prefix, credited with chance `p_hit`; it saves
+    `saved_s` of the work.
     """
 
     instance: str
@@ -77,15 +79,22 @@ class Candidate(Struct, frozen=True, kw_only=True):
     reuse_s: float = 0.0  # μ·work: the price of uncached work
     kv_s: float = 0.0
     decode_s: float = 0.0
+    weight_s: float = 0.0  # what an operator's weight other than 1 adds
     hit_tokens: int = 0
     uncached_tokens: int = 0
     p_hit: float = 0.0
+    saved_s: float = 0.0
     age_s: float | None = None
     suspect: bool = False
 
 
 class SiteOption(Struct, frozen=True, kw_only=True):
-    """One site that FleetMind looked at: its cost in money, or why it was refused (empty: eligible)."""
+    """One site that FleetMind looked at: its cost in money, or why it was refused (empty: eligible).
+
+    `cost` = `latency_cost` + `gpu_cost` + `egress_cost`. `latency_cost` prices network + wait + work (with its factor) +
+    crowding of running decodes + the TPOT excess, all in seconds, at the class's money per second. `stale`: its summary
+    is old enough to be used only when no fresher site passes.
+    """
 
     site: str
     refused: str = ""
@@ -95,6 +104,13 @@ class SiteOption(Struct, frozen=True, kw_only=True):
     network_s: float | None = None
     hit_tokens: int = 0
     summary_age_s: float | None = None
+    work_s: float | None = None
+    crowding_s: float | None = None
+    tpot_excess_s: float | None = None
+    latency_cost: float | None = None
+    gpu_cost: float | None = None
+    egress_cost: float | None = None
+    stale: bool = False
 
 
 class Admission(Struct, frozen=True, kw_only=True):

@@ -179,6 +179,8 @@ class FleetMindPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     remote_ceiling_discount: Share = 0.05
     stay_gain_min_s: NonNegative = 0.1
     stay_gain_min_share: Share = 0.15
+    match_gain_min_s: NonNegative = 0.03  # to leave the site with the longest cached prefix, when home can't serve
+    near_best_share: Share = 0.05  # sites this much dearer than the best count as equal
     wait_min_share: Share = 0.75  # W_site = share·min + (1−share)·mean over instances
     work_factor: Positive = 1.5
     decode_crowding: NonNegative = 60.0
