@@ -1,0 +1,197 @@
+"""Gateway client: ask TokenFleet for each request, follow its redirects, report how it went.
+
+    async with Gateway(["127.0.0.1:7500", "127.0.0.1:7501"]) as fleet:
+        answer = await fleet.schedule(request)
+        if answer.admitted: ...send the request to answer.decision.address, and on the way:
+        fleet.report(event, answer.gateways)
+
+Retries are the published gRPC service config (SERVICE_CONFIG) plus one rule: a site that can't take a request it was
+sent is named in `sites_tried` and the origin is asked again.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+from msgspec import Struct
+
+from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2, outcomes_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+SERVICE_CONFIG: Final[dict[str, Any]] = {
+    "loadBalancingConfig": [{"round_robin": {}}],
+    "methodConfig": [
+        {
+            "name": [
+                {"service": f"tokenfleet.wire.v1.{service}"} for service in ("Scheduler", "TokenPilot", "FleetMind")
+            ],
+            "timeout": "2s",
+            "retryPolicy": {
+                "maxAttempts": 4,
+                "initialBackoff": "0.05s",
+                "maxBackoff": "0.5s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ],
+}
+CHANNEL_OPTIONS: Final = (
+    ("grpc.service_config", json.dumps(SERVICE_CONFIG)),
+    ("grpc.enable_retries", 1),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+ATTEMPTS_MAX: Final = 3
+REPORT_PERIOD_S: Final = 0.05
+REPORT_BATCH_MAX: Final = 256
+REPORTS_WAITING_MAX: Final = 20_000  # ~ 5 MB; what doesn't fit is counted in `reports_lost`
+REPORT_RETRY_S: Final = 0.5
+
+Targets = tuple[str, ...]
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """The last decision, all decisions on the way to it, and the gateways of the site that made it."""
+
+    decision: decision_pb2.Decision
+    trail: tuple[decision_pb2.Decision, ...]
+    gateways: Targets
+
+    @property
+    def admitted(self) -> bool:
+        return self.decision.verdict == decision_pb2.VERDICT_ADMIT
+
+
+class Gateway:
+    """Asks the decision service at `targets` (HOST:PORT of its replicas, one site).
+
+    `on_acknowledged` is told each outcome event that a site has taken for good.
+    """
+
+    def __init__(
+        self, targets: Sequence[str], *, on_acknowledged: Callable[[outcomes_pb2.OutcomeEvent], None] | None = None
+    ) -> None:
+        self.targets: Targets = tuple(targets)
+        self.reports_lost = 0
+        self._acknowledged: Callable[[outcomes_pb2.OutcomeEvent], None] = on_acknowledged or _ignore
+        self._channels: dict[Targets, grpc.aio.Channel] = {}
+        self._waiting: dict[Targets, list[outcomes_pb2.OutcomeEvent]] = defaultdict(list)
+        self._sending: dict[Targets, asyncio.Task[None]] = {}
+
+    async def __aenter__(self) -> "Gateway":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._sending.values():
+            task.cancel()
+        for task in self._sending.values():
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def schedule(self, request: decision_pb2.Request, *, dry_run: bool = False) -> Answer:
+        """The decision for `request`, after redirects. Raises grpc.aio.AioRpcError when the origin can't answer."""
+        trail: list[decision_pb2.Decision] = []
+        asked = decision_pb2.Request()
+        asked.CopyFrom(request)
+        while True:
+            decision = await self._ask(self.targets, asked, dry_run=dry_run)
+            trail.append(decision)
+            if decision.verdict != decision_pb2.VERDICT_REDIRECT:
+                return Answer(decision=decision, trail=tuple(trail), gateways=self.targets)
+            there = tuple(decision.gateways)
+            taken = await self._ask_site(there, asked, decision.lease, dry_run=dry_run)
+            if taken is not None:
+                trail.append(taken)
+                if taken.verdict != decision_pb2.VERDICT_REJECT or len(asked.sites_tried) + 1 >= ATTEMPTS_MAX:
+                    return Answer(decision=taken, trail=tuple(trail), gateways=there)
+            elif len(asked.sites_tried) + 1 >= ATTEMPTS_MAX:
+                return Answer(decision=decision, trail=tuple(trail), gateways=self.targets)
+            asked.sites_tried.append(decision.site)
+            asked.attempt += 1
+
+    def report(self, event: outcomes_pb2.OutcomeEvent, gateways: Targets = ()) -> None:
+        """Queues `event` for the site that admitted the request; sent within REPORT_PERIOD_S, retried until taken."""
+        targets = gateways or self.targets
+        waiting = self._waiting[targets]
+        if len(waiting) >= REPORTS_WAITING_MAX:
+            self.reports_lost += 1
+            return
+        waiting.append(event)
+        if targets not in self._sending:
+            self._sending[targets] = asyncio.create_task(self._send_reports(targets))
+
+    async def drained(self) -> None:
+        """Returns when every queued report has been taken."""
+        while any(self._waiting.values()):
+            await asyncio.sleep(REPORT_PERIOD_S)
+
+    async def _ask(self, targets: Targets, request: decision_pb2.Request, *, dry_run: bool) -> decision_pb2.Decision:
+        stub: Any = scheduler_pb2_grpc.SchedulerStub(self._channel(targets))
+        response = await stub.Schedule(scheduler_pb2.ScheduleRequest(request=request, dry_run=dry_run))
+        return response.decision
+
+    async def _ask_site(
+        self, targets: Targets, request: decision_pb2.Request, lease: str, *, dry_run: bool
+    ) -> decision_pb2.Decision | None:
+        """The decision of the site redirected to; None when it can't be reached."""
+        sent = decision_pb2.Request()
+        sent.CopyFrom(request)
+        sent.hop = 1
+        sent.lease = lease
+        try:
+            return await self._ask(targets, sent, dry_run=dry_run)
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise
+            log.warning("site behind %s can't be reached (%s); asking the origin again", targets, error.code().name)
+            return None
+
+    def _channel(self, targets: Targets) -> grpc.aio.Channel:
+        if targets not in self._channels:
+            self._channels[targets] = grpc.aio.insecure_channel(target_of(targets), options=CHANNEL_OPTIONS)
+        return self._channels[targets]
+
+    async def _send_reports(self, targets: Targets) -> None:
+        stub: Any = outcomes_pb2_grpc.OutcomesStub(self._channel(targets))
+        waiting = self._waiting[targets]
+        while True:
+            await asyncio.sleep(REPORT_PERIOD_S)
+            while waiting:
+                batch = waiting[:REPORT_BATCH_MAX]
+                try:
+                    response = await stub.Report(iter([outcomes_pb2.ReportRequest(events=batch)]), timeout=5.0)
+                except grpc.aio.AioRpcError as error:
+                    log.warning("report to %s failed (%s); again in %s s", targets, error.code().name, REPORT_RETRY_S)
+                    await asyncio.sleep(REPORT_RETRY_S)
+                    continue
+                refused = {r.index for r in response.refused}
+                for problem in response.refused:
+                    log.error("report refused: %s", problem.problem)
+                for index, event in enumerate(batch):
+                    if index not in refused:
+                        self._acknowledged(event)
+                del waiting[: len(batch)]
+
+
+def _ignore(event: outcomes_pb2.OutcomeEvent) -> None:
+    """Nobody asked."""
+
+
+def target_of(targets: Targets) -> str:
+    """One gRPC target for several HOST:PORT: `ipv4:` or `ipv6:` lists, a single name goes to DNS."""
+    if len(targets) == 1 and not targets[0].split(":")[0].replace(".", "").isdigit():
+        return targets[0]
+    scheme = "ipv6" if targets[0].startswith("[") else "ipv4"
+    return f"{scheme}:{','.join(targets)}"
