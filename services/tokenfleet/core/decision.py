@@ -64,9 +64,9 @@ class Request(Struct, frozen=True, kw_only=True):
 class Candidate(Struct, frozen=True, kw_only=True):
     """One instance that TokenPilot weighed; all terms are seconds and add up to `cost_s`.
 
-    ttft_s = wait_s + work_s + bias_s is the predicted time to first token, without network; cost_s = ttft_s + margin_s +
-    reuse_s + kv_s + decode_s + weight_s. `hit_tokens` is the cached prefix, credited with chance `p_hit`; it saves
-    `saved_s` of the work.
+    ttft_s = wait_s + work_s + bias_s is the predicted time to first token, without network; cost_s = ttft_s +
+    margin_s + reuse_s + kv_s + decode_s + weight_s. `hit_tokens` is the cached prefix, credited with chance `p_hit`; it
+    saves `saved_s` of the work.
     """
 
     instance: str

@@ -229,6 +229,25 @@ OutcomeKind = Literal["started", "first_token", "progress", "finished", "failed"
 TERMINAL_KINDS = frozenset({"finished", "failed", "cancelled", "timed_out", "rejected"})
 
 
+class PlacedOn(Struct, frozen=True, kw_only=True):
+    """What the decision believed of its target at placement: with the outcome, a sample to learn from (core.predict).
+
+    `queued` are the sequences ahead that had no first token yet, `decoding` those past it and `context_tokens` their
+    summed context. `wait_s` + `work_s` + `bias_s` was the predicted time to first token from dispatch, without network.
+    `kv_state` is the source of the evidence for `hit_tokens`.
+    """
+
+    hit_tokens: Count = 0
+    uncached_tokens: Count = 0
+    queued: Count = 0
+    decoding: Count = 0
+    context_tokens: float = 0.0
+    wait_s: Seconds = 0.0
+    work_s: Seconds = 0.0
+    bias_s: float = 0.0
+    kv_state: KvState = "none"
+
+
 class OutcomeEvent(Struct, frozen=True, kw_only=True):
     """What happened to one attempt of a logical request, as the gateway that answers the client saw it.
 
@@ -236,6 +255,8 @@ class OutcomeEvent(Struct, frozen=True, kw_only=True):
     this attempt's dispatch; both from the reporter's monotonic clock. `ttft_s` (logical) and `tpot_s` (mean over
     tokens 2..n) come with terminal events when known. Token counts are None when unknown; 0 counts as 0.
     `at_wall_s` is the reporter's wall clock. `kind=rejected` is written by `decide` for a REJECT verdict.
+    `clock_s` is the monotonic time of the event on the clock that `clock` names (one life of one reporter): times of
+    one clock may be subtracted, never those of two. `placed` is what the decision believed of its target.
     """
 
     request: Name
@@ -259,6 +280,9 @@ class OutcomeEvent(Struct, frozen=True, kw_only=True):
     output_tokens: Count | None = None
     stop: str = ""  # why generation stopped: stop, length; or the error's kind
     predicted_ttft_s: Seconds | None = None
+    clock: str = ""
+    clock_s: Seconds | None = None
+    placed: PlacedOn | None = None
 
 
 class OutcomeEnvelope(Struct, frozen=True, kw_only=True, tag="outcomes"):
@@ -369,7 +393,7 @@ class Coefficients(Struct, frozen=True, kw_only=True):
 
 class PoolCalibration(Struct, frozen=True, kw_only=True):
     """What outcomes taught about one pool: coefficients, mean residual, p90 of the residual ratio when idle and queued,
-    and the chance that a block known from KV events is really there."""
+    and the chance that a cached prefix is really there, by source: KV events, own dispatches, an approximate index."""
 
     pool: Name
     model: Name
@@ -378,6 +402,8 @@ class PoolCalibration(Struct, frozen=True, kw_only=True):
     margin_idle: float = 0.3
     margin_queued: float = 0.6
     p_hit: float = 0.97
+    p_hit_dispatch: float = 0.8
+    p_hit_approx: float = 0.5
 
 
 class OutputEstimate(Struct, frozen=True, kw_only=True):
@@ -405,7 +431,8 @@ class GoodputRow(Struct, frozen=True, kw_only=True):
 
     The window is [start_s, start_s + width_s) in event time. Counts are of logical requests by their finish
     window; `*_arrived` count by arrival cohort. `met`/`missed` are of admitted ones; `rejected` were offered only;
-    `excluded` count for neither.
+    `excluded` count for neither. `gpu_seconds` (ready instances x time) and `cost` (money, idle included) stand in rows
+    of a pool with empty class and tenant.
     """
 
     start_s: float
@@ -426,15 +453,22 @@ class GoodputRow(Struct, frozen=True, kw_only=True):
     met_arrived: Count = 0
     offered_arrived: Count = 0
     late_dropped: Count = 0
+    gpu_seconds: float = 0.0
+    cost: float = 0.0
 
 
 class GoodputPartial(Struct, frozen=True, kw_only=True, tag="goodput"):
-    """Rows that changed in one outcomes partition, with that partition's watermark (event time, Unix seconds)."""
+    """Rows that changed in one outcomes partition, with that partition's watermark (event time, Unix seconds).
+
+    `cluster` is the Kafka cluster whose outcomes were summed: a broker that lost its log starts another one, and the
+    sums of both logs add up.
+    """
 
     site: Name
     partition: Count
     watermark_s: float
     rows: tuple[GoodputRow, ...]
+    cluster: str = ""
 
 
 class DeadLetter(Struct, frozen=True, kw_only=True, tag="deadletter"):
