@@ -1,0 +1,73 @@
+"""Explain: a routing in words, with the trade that it made."""
+
+from tokenfleet.core.decision import Candidate, Reason
+from tokenfleet.core.tokenpilot.routing import How
+
+# The terms a sentence can name, in words, in the order in which equal gains are named.
+TERMS: dict[str, str] = {
+    "wait_s": "waiting",
+    "work_s": "prefill",
+    "kv_s": "KV room",
+    "decode_s": "fewer decodes",
+    "margin_s": "surer data",
+    "weight_s": "operator's weight",
+}
+
+
+def deciding_term(target: Candidate, runner_up: Candidate) -> str:
+    """The term in which the target gained most on the runner-up, empty if in none. The price of reuse is the work's."""
+    gains_s = {name: _of(runner_up, name) - _of(target, name) for name in TERMS}
+    best = max(gains_s, key=gains_s.__getitem__)
+    return best if gains_s[best] > 0.0 else ""
+
+
+def sentence_of(target: Candidate, runner_up: Candidate | None, *, how: How, network_s: float, deciding: str) -> str:
+    """Such as "b-chat-1: first token in 212 ms (waits 90 ms, prefills 122 ms; 3,072 of 4,096 tokens cached saves
+    412 ms); runner-up b-chat-0 by 120 ms, for prefill"."""
+    spent = f"waits {ms(target.wait_s)}, prefills {ms(target.work_s)}"
+    if network_s > 0.0:
+        spent += f", network {ms(network_s)}"
+    if target.hit_tokens:
+        prompt = target.hit_tokens + target.uncached_tokens
+        spent += f"; {target.hit_tokens:,} of {prompt:,} tokens cached saves {ms(target.saved_s)}"
+    return f"{target.instance}: first token in {ms(network_s + target.ttft_s)} ({spent}); " + _why(
+        target, runner_up, how=how, deciding=deciding
+    )
+
+
+def refusal_sentence(pool: str, reason: Reason, considered: int, excluded: dict[str, int]) -> str:
+    """Such as "no target in chat@b: all_busy (3 instances: 2 kv_full, 1 draining)"."""
+    if considered == 0:
+        return f"no target in {pool}: {reason} (the pool is empty)"
+    removed = ", ".join(f"{n} {name}" for name, n in excluded.items())
+    return f"no target in {pool}: {reason} ({considered} instance{'s' if considered > 1 else ''}: {removed})"
+
+
+def ms(seconds: float) -> str:
+    """Milliseconds as people read them: 212 ms, 1,500 ms."""
+    return f"{seconds * 1000:,.0f} ms"
+
+
+def _why(target: Candidate, runner_up: Candidate | None, *, how: How, deciding: str) -> str:
+    if runner_up is None:
+        return "no other could take it"
+    gap_s = runner_up.cost_s - target.cost_s
+    match how:
+        case "near_tie":
+            return f"drawn among near-ties with {runner_up.instance} ({ms(abs(gap_s))} apart)"
+        case "prefix_home":
+            return f"home of this prefix among near-ties with {runner_up.instance} ({ms(abs(gap_s))} apart)"
+        case "session":
+            return f"keeps its session: {runner_up.instance} would gain only {ms(max(-gap_s, 0.0))}"
+        case "suspect":
+            return f"all are suspect: the less loaded of two drawn, the other {runner_up.instance}"
+        case "off":
+            return f"TokenPilot is off: the less loaded of two drawn, the other {runner_up.instance}"
+        case _:
+            named = f", for {TERMS[deciding]}" if deciding else ""
+            return f"runner-up {runner_up.instance} by {ms(gap_s)}{named}"
+
+
+def _of(candidate: Candidate, name: str) -> float:
+    value: float = getattr(candidate, name)
+    return value + candidate.reuse_s if name == "work_s" else value
