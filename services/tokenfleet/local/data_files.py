@@ -1,0 +1,17 @@
+"""Data files that ship with the local fleet: the recorded trace."""
+
+import lzma
+from importlib.resources import files
+from random import Random
+
+from tokenfleet.sim.traces import MOONCAKE_QUANTUM_S, TraceRow, parse_mooncake, rotated_copies
+
+TRACE = "conversation_trace.jsonl.xz"
+
+
+def trace_rows(*, copies: int, rng: Random, prompt_tokens_max: int) -> list[TraceRow]:
+    """The conversation trace laid over itself `copies` times, without prompts longer than `prompt_tokens_max`."""
+    packed = files("tokenfleet.local").joinpath("data", TRACE).read_bytes()
+    rows = list(parse_mooncake(lzma.decompress(packed).splitlines(), source=TRACE))
+    laid = rotated_copies(rows, copies=copies, quantum_s=MOONCAKE_QUANTUM_S, rng=rng)
+    return [row for row in laid if row.prompt_tokens <= prompt_tokens_max]
