@@ -1,0 +1,152 @@
+"""One simulated instance over its lives: ports that stay, an engine that crashes, hangs and comes back."""
+
+import asyncio
+
+import msgspec
+import zmq
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from tokenfleet.local.engine_api import Fault
+from tokenfleet.local.engine_events import KvPublisher
+from tokenfleet.local.engine_http import BODY_BYTES_MAX, EngineHttp, error
+from tokenfleet.local.engine_live import LiveEngine
+from tokenfleet.sim.profiles import profiles
+
+HOST = "127.0.0.1"
+
+
+class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One instance: its loopback ports and what it runs. kv_blocks None is the profile's memory."""
+
+    id: str
+    http_port: int
+    kv_port: int
+    kv_replay_port: int
+    model: str
+    profile: str
+    block_size: int = 32
+    seed: int = 0
+    kv_blocks: int | None = None
+
+
+class _Life:
+    """What a crash takes away."""
+
+    def __init__(self, engine: LiveEngine, runner: web.AppRunner) -> None:
+        self.engine = engine
+        self.runner = runner
+
+    async def end(self) -> None:
+        """Close the listening socket, drop the connections, forget everything."""
+        for site in list(self.runner.sites):
+            await site.stop()
+        for connection in self.runner.server.connections if self.runner.server else ():
+            if connection.transport is not None:
+                connection.transport.abort()
+        self.engine.close()
+        await self.runner.cleanup()
+
+
+class Instance:
+    """Serves one instance; faults are applied here, whatever life it is in."""
+
+    def __init__(self, config: InstanceConfig, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.config = config
+        self._context = context
+        self._life: _Life | None = None
+        self._refusing = False
+        self._answering = asyncio.Event()
+        self._answering.set()
+        self._recovery: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin a life: new engine, new counters, KV sequence from 0. Raises KeyError for an unknown profile."""
+        config = self.config
+        publisher = KvPublisher(self._context, topic=f"kv@{HOST}:{config.http_port}@{config.model}")
+        profile = profiles()[config.profile].sized(block_size=config.block_size, kv_blocks=config.kv_blocks)
+        engine = LiveEngine(model=config.model, profile=profile, publisher=publisher)
+        app = web.Application(middlewares=[self._gate], client_max_size=BODY_BYTES_MAX)
+        app.router.add_post("/fault", self._fault)
+        EngineHttp(engine, model=config.model, root=config.seed).add_routes(app)
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+        self._life = _Life(engine, runner)
+        await publisher.start(port=config.kv_port, replay_port=config.kv_replay_port)
+        await runner.setup()
+        await web.TCPSite(runner, HOST, config.http_port).start()
+
+    async def stop(self) -> None:
+        if self._recovery is not None:
+            self._recovery.cancel()
+        await self._crash()
+
+    async def apply(self, fault: Fault) -> None:
+        """End the fault that is, begin this one, and plan its end."""
+        if self._recovery is not None:
+            self._recovery.cancel()
+            self._recovery = None
+        self._heal()
+        match fault.kind:
+            case "crash" | "restart":
+                await self._crash()
+                if fault.block_size is not None:
+                    self.config = msgspec.structs.replace(self.config, block_size=fault.block_size)
+            case "hang" if self._life is not None:
+                self._answering.clear()
+                self._life.engine.freeze()
+            case "slow" if self._life is not None:
+                self._life.engine.slow_down(fault.factor)
+            case "refuse":
+                self._refusing = True
+            case _:
+                pass
+        for_s = 0.0 if fault.kind == "restart" and fault.for_s is None else fault.for_s
+        if for_s is not None and fault.kind != "none":
+            self._recovery = asyncio.create_task(self._recover_after(for_s))
+        elif fault.kind == "none" and self._life is None:
+            await self.start()
+
+    async def _recover_after(self, for_s: float) -> None:
+        await asyncio.sleep(for_s)
+        self._heal()
+        if self._life is None:
+            await self.start()
+
+    def _heal(self) -> None:
+        self._refusing = False
+        self._answering.set()
+        if self._life is not None:
+            self._life.engine.thaw()
+            self._life.engine.slow_down(1.0)
+
+    async def _crash(self) -> None:
+        life, self._life = self._life, None
+        if life is not None:
+            await life.end()
+
+    async def _fault(self, request: web.Request) -> web.StreamResponse:
+        """POST /fault: a crash is answered before it happens."""
+        try:
+            fault = msgspec.json.decode(await request.read(), type=Fault)
+        except msgspec.MsgspecError as wrong:
+            return error(str(wrong), 400)
+        response = web.Response(text="{}", content_type="application/json")
+        if fault.kind not in ("crash", "restart"):
+            await self.apply(fault)
+            return response
+        await response.prepare(request)
+        await response.write_eof()
+        self._recovery = asyncio.create_task(self._apply_later(fault))
+        return response
+
+    async def _apply_later(self, fault: Fault) -> None:
+        self._recovery = None  # this task is not a recovery that apply() may cancel
+        await self.apply(fault)
+
+    @web.middleware
+    async def _gate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path != "/fault":
+            await self._answering.wait()
+            if self._refusing and request.path != "/metrics":
+                return error("the engine refuses work", 503)
+        return await handler(request)
