@@ -89,6 +89,8 @@ def outcome_from_wire(message: outcomes_pb2.OutcomeEvent, *, site: str, received
         cached_tokens=_optional_tokens(message, "cached_tokens"),
         output_tokens=_optional_tokens(message, "output_tokens"),
         stop=_text("stop", message.stop),
+        clock=_text("clock", message.clock),
+        clock_s=_optional_seconds(message, "clock_s") if message.clock else None,
     )
 
 

@@ -85,6 +85,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True):
     state: EngineState = "ready"
     scrape_failed_for_s: Seconds = 0.0
     refused: bool = False
+    scraped_wall_s: float = 0.0  # a label for the metric tokenfleet_row_visible_seconds
     digest: KvDigest = KvDigest()
 
 
@@ -173,11 +174,31 @@ class CapacityShard(Struct, frozen=True, kw_only=True, tag="capacity"):
     rows: tuple[CapacityRow, ...]
 
 
+class PlacedOn(Struct, frozen=True, kw_only=True):
+    """What the decision believed of its target at placement: with the outcome, a sample to learn from (core.predict).
+
+    `queued` are the sequences ahead that had no first token yet, `decoding` those past it and `context_tokens` their
+    summed context. `wait_s` + `work_s` + `bias_s` was the predicted time to first token from dispatch, without network.
+    `kv_state` is the source of the evidence for `hit_tokens`.
+    """
+
+    hit_tokens: Count = 0
+    uncached_tokens: Count = 0
+    queued: Count = 0
+    decoding: Count = 0
+    context_tokens: float = 0.0
+    wait_s: Seconds = 0.0
+    work_s: Seconds = 0.0
+    bias_s: float = 0.0
+    kv_state: KvState = "none"
+
+
 class Entry(Struct, frozen=True, kw_only=True):
     """One placement in the ledger.
 
     `work_s` is the predicted stand-alone prefill time, `uncached_tokens` its tokens, `kv_tokens` what the
     request will hold in KV (prompt + estimated output). `age_s` is the time since the placement when sent.
+    `placed` is what the decision believed, for whichever replica hears of the outcome.
     """
 
     decision: Name
@@ -191,6 +212,9 @@ class Entry(Struct, frozen=True, kw_only=True):
     kv_tokens: Count
     replica: str
     age_s: Seconds = 0.0
+    tenant: str = ""
+    predicted_ttft_s: Seconds | None = None
+    placed: PlacedOn | None = None
 
 
 class PlacementEvent(Struct, frozen=True, kw_only=True):
@@ -227,25 +251,6 @@ class DecisionEnvelope(Struct, frozen=True, kw_only=True, tag="decisions"):
 
 OutcomeKind = Literal["started", "first_token", "progress", "finished", "failed", "cancelled", "timed_out", "rejected"]
 TERMINAL_KINDS = frozenset({"finished", "failed", "cancelled", "timed_out", "rejected"})
-
-
-class PlacedOn(Struct, frozen=True, kw_only=True):
-    """What the decision believed of its target at placement: with the outcome, a sample to learn from (core.predict).
-
-    `queued` are the sequences ahead that had no first token yet, `decoding` those past it and `context_tokens` their
-    summed context. `wait_s` + `work_s` + `bias_s` was the predicted time to first token from dispatch, without network.
-    `kv_state` is the source of the evidence for `hit_tokens`.
-    """
-
-    hit_tokens: Count = 0
-    uncached_tokens: Count = 0
-    queued: Count = 0
-    decoding: Count = 0
-    context_tokens: float = 0.0
-    wait_s: Seconds = 0.0
-    work_s: Seconds = 0.0
-    bias_s: float = 0.0
-    kv_state: KvState = "none"
 
 
 class OutcomeEvent(Struct, frozen=True, kw_only=True):

@@ -101,6 +101,7 @@ class Load:
         self.stats = LoadStats()
         self._rng = Random(config.seed)
         self._began_s = monotonic_s()
+        self._clock = f"load-{wall_s():.6f}"
         self._answered_at_s: float | None = None
         self._verdicts: Counter[str] = Counter()
         self._modes: Counter[str] = Counter()
@@ -264,6 +265,8 @@ class Load:
             attempt_s=now_s - sent_s,
             stop=stop,
             at_wall_s=wall_s(),
+            clock=self._clock,
+            clock_s=now_s,
         )
         if generation.first_token_s is not None:
             event.ttft_s = generation.first_token_s - arrived_s

@@ -24,23 +24,23 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!tokenfleet/wire/v1/outcomes.proto\x12\x12tokenfleet.wire.v1\"\xe8\x03\n\x0cOutcomeEvent\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12-\n\x04kind\x18\x03 \x01(\x0e\x32\x1f.tokenfleet.wire.v1.OutcomeKind\x12\x10\n\x08\x64\x65\x63ision\x18\x04 \x01(\t\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x15\n\rrequest_class\x18\x06 \x01(\t\x12\r\n\x05model\x18\x07 \x01(\t\x12\x0e\n\x06origin\x18\x08 \x01(\t\x12\x0c\n\x04site\x18\t \x01(\t\x12\x10\n\x08instance\x18\n \x01(\t\x12\x11\n\telapsed_s\x18\x0b \x01(\x01\x12\x11\n\tattempt_s\x18\x0c \x01(\x01\x12\x13\n\x06ttft_s\x18\r \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x06tpot_s\x18\x0e \x01(\x01H\x01\x88\x01\x01\x12\x1a\n\rprompt_tokens\x18\x0f \x01(\x03H\x02\x88\x01\x01\x12\x1a\n\rcached_tokens\x18\x10 \x01(\x03H\x03\x88\x01\x01\x12\x1a\n\routput_tokens\x18\x11 \x01(\x03H\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\x12 \x01(\t\x12\x11\n\tat_wall_s\x18\x13 \x01(\x01\x42\t\n\x07_ttft_sB\t\n\x07_tpot_sB\x10\n\x0e_prompt_tokensB\x10\n\x0e_cached_tokensB\x10\n\x0e_output_tokens\"A\n\rReportRequest\x12\x30\n\x06\x65vents\x18\x01 \x03(\x0b\x32 .tokenfleet.wire.v1.OutcomeEvent\"U\n\x0eReportResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x04\x12\x31\n\x07refused\x18\x02 \x03(\x0b\x32 .tokenfleet.wire.v1.RefusedEvent\".\n\x0cRefusedEvent\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0f\n\x07problem\x18\x02 \x01(\t*\xea\x01\n\x0bOutcomeKind\x12\x1c\n\x18OUTCOME_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14OUTCOME_KIND_STARTED\x10\x01\x12\x1c\n\x18OUTCOME_KIND_FIRST_TOKEN\x10\x02\x12\x19\n\x15OUTCOME_KIND_PROGRESS\x10\x03\x12\x19\n\x15OUTCOME_KIND_FINISHED\x10\x04\x12\x17\n\x13OUTCOME_KIND_FAILED\x10\x05\x12\x1a\n\x16OUTCOME_KIND_CANCELLED\x10\x06\x12\x1a\n\x16OUTCOME_KIND_TIMED_OUT\x10\x07\x32]\n\x08Outcomes\x12Q\n\x06Report\x12!.tokenfleet.wire.v1.ReportRequest\x1a\".tokenfleet.wire.v1.ReportResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!tokenfleet/wire/v1/outcomes.proto\x12\x12tokenfleet.wire.v1\"\x99\x04\n\x0cOutcomeEvent\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12-\n\x04kind\x18\x03 \x01(\x0e\x32\x1f.tokenfleet.wire.v1.OutcomeKind\x12\x10\n\x08\x64\x65\x63ision\x18\x04 \x01(\t\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x15\n\rrequest_class\x18\x06 \x01(\t\x12\r\n\x05model\x18\x07 \x01(\t\x12\x0e\n\x06origin\x18\x08 \x01(\t\x12\x0c\n\x04site\x18\t \x01(\t\x12\x10\n\x08instance\x18\n \x01(\t\x12\x11\n\telapsed_s\x18\x0b \x01(\x01\x12\x11\n\tattempt_s\x18\x0c \x01(\x01\x12\x13\n\x06ttft_s\x18\r \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x06tpot_s\x18\x0e \x01(\x01H\x01\x88\x01\x01\x12\x1a\n\rprompt_tokens\x18\x0f \x01(\x03H\x02\x88\x01\x01\x12\x1a\n\rcached_tokens\x18\x10 \x01(\x03H\x03\x88\x01\x01\x12\x1a\n\routput_tokens\x18\x11 \x01(\x03H\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\x12 \x01(\t\x12\x11\n\tat_wall_s\x18\x13 \x01(\x01\x12\r\n\x05\x63lock\x18\x14 \x01(\t\x12\x14\n\x07\x63lock_s\x18\x15 \x01(\x01H\x05\x88\x01\x01\x42\t\n\x07_ttft_sB\t\n\x07_tpot_sB\x10\n\x0e_prompt_tokensB\x10\n\x0e_cached_tokensB\x10\n\x0e_output_tokensB\n\n\x08_clock_s\"A\n\rReportRequest\x12\x30\n\x06\x65vents\x18\x01 \x03(\x0b\x32 .tokenfleet.wire.v1.OutcomeEvent\"U\n\x0eReportResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x04\x12\x31\n\x07refused\x18\x02 \x03(\x0b\x32 .tokenfleet.wire.v1.RefusedEvent\".\n\x0cRefusedEvent\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0f\n\x07problem\x18\x02 \x01(\t*\xea\x01\n\x0bOutcomeKind\x12\x1c\n\x18OUTCOME_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14OUTCOME_KIND_STARTED\x10\x01\x12\x1c\n\x18OUTCOME_KIND_FIRST_TOKEN\x10\x02\x12\x19\n\x15OUTCOME_KIND_PROGRESS\x10\x03\x12\x19\n\x15OUTCOME_KIND_FINISHED\x10\x04\x12\x17\n\x13OUTCOME_KIND_FAILED\x10\x05\x12\x1a\n\x16OUTCOME_KIND_CANCELLED\x10\x06\x12\x1a\n\x16OUTCOME_KIND_TIMED_OUT\x10\x07\x32]\n\x08Outcomes\x12Q\n\x06Report\x12!.tokenfleet.wire.v1.ReportRequest\x1a\".tokenfleet.wire.v1.ReportResponse(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tokenfleet.wire.v1.outcomes_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OUTCOMEKIND']._serialized_start=751
-  _globals['_OUTCOMEKIND']._serialized_end=985
+  _globals['_OUTCOMEKIND']._serialized_start=800
+  _globals['_OUTCOMEKIND']._serialized_end=1034
   _globals['_OUTCOMEEVENT']._serialized_start=58
-  _globals['_OUTCOMEEVENT']._serialized_end=546
-  _globals['_REPORTREQUEST']._serialized_start=548
-  _globals['_REPORTREQUEST']._serialized_end=613
-  _globals['_REPORTRESPONSE']._serialized_start=615
-  _globals['_REPORTRESPONSE']._serialized_end=700
-  _globals['_REFUSEDEVENT']._serialized_start=702
-  _globals['_REFUSEDEVENT']._serialized_end=748
-  _globals['_OUTCOMES']._serialized_start=987
-  _globals['_OUTCOMES']._serialized_end=1080
+  _globals['_OUTCOMEEVENT']._serialized_end=595
+  _globals['_REPORTREQUEST']._serialized_start=597
+  _globals['_REPORTREQUEST']._serialized_end=662
+  _globals['_REPORTRESPONSE']._serialized_start=664
+  _globals['_REPORTRESPONSE']._serialized_end=749
+  _globals['_REFUSEDEVENT']._serialized_start=751
+  _globals['_REFUSEDEVENT']._serialized_end=797
+  _globals['_OUTCOMES']._serialized_start=1036
+  _globals['_OUTCOMES']._serialized_end=1129
 # @@protoc_insertion_point(module_scope)

@@ -27,7 +27,7 @@ OUTCOME_KIND_CANCELLED: OutcomeKind
 OUTCOME_KIND_TIMED_OUT: OutcomeKind
 
 class OutcomeEvent(_message.Message):
-    __slots__ = ("request", "attempt", "kind", "decision", "tenant", "request_class", "model", "origin", "site", "instance", "elapsed_s", "attempt_s", "ttft_s", "tpot_s", "prompt_tokens", "cached_tokens", "output_tokens", "stop", "at_wall_s")
+    __slots__ = ("request", "attempt", "kind", "decision", "tenant", "request_class", "model", "origin", "site", "instance", "elapsed_s", "attempt_s", "ttft_s", "tpot_s", "prompt_tokens", "cached_tokens", "output_tokens", "stop", "at_wall_s", "clock", "clock_s")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,8 @@ class OutcomeEvent(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     AT_WALL_S_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_S_FIELD_NUMBER: _ClassVar[int]
     request: str
     attempt: int
     kind: OutcomeKind
@@ -66,7 +68,9 @@ class OutcomeEvent(_message.Message):
     output_tokens: int
     stop: str
     at_wall_s: float
-    def __init__(self, request: _Optional[str] = ..., attempt: _Optional[int] = ..., kind: _Optional[_Union[OutcomeKind, str]] = ..., decision: _Optional[str] = ..., tenant: _Optional[str] = ..., request_class: _Optional[str] = ..., model: _Optional[str] = ..., origin: _Optional[str] = ..., site: _Optional[str] = ..., instance: _Optional[str] = ..., elapsed_s: _Optional[float] = ..., attempt_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., tpot_s: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., stop: _Optional[str] = ..., at_wall_s: _Optional[float] = ...) -> None: ...
+    clock: str
+    clock_s: float
+    def __init__(self, request: _Optional[str] = ..., attempt: _Optional[int] = ..., kind: _Optional[_Union[OutcomeKind, str]] = ..., decision: _Optional[str] = ..., tenant: _Optional[str] = ..., request_class: _Optional[str] = ..., model: _Optional[str] = ..., origin: _Optional[str] = ..., site: _Optional[str] = ..., instance: _Optional[str] = ..., elapsed_s: _Optional[float] = ..., attempt_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., tpot_s: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., stop: _Optional[str] = ..., at_wall_s: _Optional[float] = ..., clock: _Optional[str] = ..., clock_s: _Optional[float] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("events",)
