@@ -1,0 +1,191 @@
+"""SLOMax: may this request run now, wait, come later, or not at all?
+
+Checks in order, the first that fails answers: the tenant's class and model, instances, context length, quota, deadline,
+the class's concurrent requests, its backlog. Only the first two hold when the product is switched off: they are rights,
+not load.
+"""
+
+from collections.abc import Sequence
+from random import Random
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tokenfleet.core.decision import Admission, Reason, Request, Verdict
+from tokenfleet.core.policy import Policy, RequestClass
+from tokenfleet.core.predict.work import decode_iteration_s, prefill_work_s, uncached_tokens
+from tokenfleet.core.slomax.budget import bounded_tokens
+from tokenfleet.core.slomax.classify import Classification
+from tokenfleet.core.slomax.quota import Charge
+from tokenfleet.core.tokenpilot.filters import count, refusal_of
+from tokenfleet.core.tokenpilot.known import known
+from tokenfleet.core.view import InstanceView, PoolView
+
+DEFER_SLACK_SHARE = 0.5  # a deferred job comes back with at least half of its slack left
+
+
+class Ruling(Struct, frozen=True, kw_only=True):
+    """SLOMax's answer: `admission` is its evidence, `detail` says for a refusal what exists or what to do."""
+
+    verdict: Verdict
+    reason: Reason = ""
+    admission: Admission
+    detail: str = ""
+
+
+class Room(Struct, frozen=True, kw_only=True):
+    """What a class finds in a pool now: its concurrent requests against their bound, and the shortest way through.
+
+    `wait_s` is the least predicted wait, `work_s` the prefill where the most is cached, `output_s` the time of the
+    median output at the pace of the instance that decodes least. `instances` are those that could serve.
+    """
+
+    instances: int
+    running: int
+    bound: int
+    wait_s: float
+    work_s: float
+    output_s: float
+
+
+def admit(
+    request: Request,
+    classified: Classification,
+    pool: PoolView,
+    policy: Policy,
+    *,
+    charge: Charge,
+    output_q50_tokens: float,
+    output_q90_tokens: float,
+    rng: Random,
+) -> Ruling:
+    """The ruling on one request at the pool of its site.
+
+    `charge` is what the tenant's quota said (quota.Quotas.charge); the caller refunds it unless the verdict is admit.
+    Output estimates are learned ones, cut here at the caller's budget. `rng` spreads Retry-After.
+    Raises UnknownModelError and UnknownTenantError for names that the policy lacks.
+    """
+    terms = policy.classes[classified.request_class]
+    evidence = Admission(
+        request_class=classified.request_class,
+        rule=classified.rule,
+        output_q50_tokens=bounded_tokens(output_q50_tokens, request.max_tokens),
+        output_q90_tokens=bounded_tokens(output_q90_tokens, request.max_tokens),
+    )
+    if (barred := classified.refused or _model_barred(request, policy)) or not policy.products.slomax:
+        return Ruling(
+            verdict="reject" if barred else "admit",
+            reason="filtered_by_policy" if barred else "",
+            admission=evidence,
+            detail=barred or "slomax is off: admitted unseen",
+        )
+    usable = _usable(pool)
+    if not usable:
+        removed = count(i.availability for i in pool.instances)
+        listed = ", ".join(f"{n} {name}" for name, n in removed.items()) or "none known"
+        return _rejected(refusal_of(removed), evidence, f"no instance of {request.model} can serve: {listed}")
+    need_tokens = request.prompt_tokens + max(request.max_tokens, 1)  # without a budget one token must fit
+    most_tokens = max(i.context_max_tokens or policy.model(request.model).context_max_tokens for i in usable)
+    if need_tokens > most_tokens:
+        return _rejected("context_too_long", evidence, f"{need_tokens} tokens needed, context holds {most_tokens}")
+    room = _room(request, usable, pool, terms, evidence)
+    evidence = replace(evidence, running=room.running, bound=room.bound)
+    if charge.refused:
+        wait_s = charge.retry_after_s if charge.retry_after_s is not None else _first_end_s(room)
+        return _rejected("quota", replace(evidence, retry_after_s=_spread_s(wait_s, policy, rng)), charge.refused)
+    slack_s = _slack_s(request, terms, room)
+    if slack_s is not None and slack_s < 0.0:
+        return _rejected("infeasible", evidence, f"the deadline passes {-slack_s:.1f} s before the likely end")
+    return _by_load(evidence, room, terms, policy, slack_s=slack_s, rng=rng)
+
+
+def _by_load(
+    evidence: Admission, room: Room, terms: RequestClass, policy: Policy, *, slack_s: float | None, rng: Random
+) -> Ruling:
+    """Room now: admit. None: a job with a deadline comes later if it still can make it, all others are all_busy."""
+    if room.running >= room.bound:
+        name = evidence.request_class
+        problem = f"{room.running} {name} requests on {room.instances} instances, {room.bound} allowed"
+        free_in_s = (room.running + 1 - room.bound) * _first_end_s(room)
+    elif room.wait_s > terms.backlog_max_s:
+        problem = f"the least wait is {room.wait_s:.1f} s, the class may wait {terms.backlog_max_s:.1f} s"
+        free_in_s = room.wait_s + room.work_s - terms.backlog_max_s  # an instance drains 1 s a second
+    else:
+        return Ruling(verdict="admit", admission=evidence)
+    if terms.ttft_s is None and slack_s is not None and slack_s * DEFER_SLACK_SHARE > policy.slomax.retry_after_max_s:
+        later_s = min(max(free_in_s, policy.slomax.retry_after_max_s), slack_s * DEFER_SLACK_SHARE)
+        return Ruling(
+            verdict="defer",
+            reason="all_busy",
+            admission=replace(evidence, not_before_s=later_s),
+            detail=f"{problem}; {slack_s:.0f} s of slack to the deadline",
+        )
+    return _rejected("all_busy", replace(evidence, retry_after_s=_spread_s(free_in_s, policy, rng)), problem)
+
+
+def _model_barred(request: Request, policy: Policy) -> str:
+    allowed = policy.tenant(request.tenant).models
+    if not allowed or request.model in allowed:
+        return ""
+    return f"model {request.model!r} is not open to the tenant; it may use {', '.join(sorted(allowed))}"
+
+
+def _usable(pool: PoolView) -> Sequence[InstanceView]:
+    """Ready instances without the suspects, unless all are suspect: silence never empties a pool."""
+    ready = [i for i in pool.instances if i.availability == "ready"]
+    return [i for i in ready if not i.suspect] or ready
+
+
+def _room(
+    request: Request, usable: Sequence[InstanceView], pool: PoolView, terms: RequestClass, evidence: Admission
+) -> Room:
+    hit = max(min(i.hit_tokens, request.prompt_tokens) for i in usable)
+    calmest = min(usable, key=lambda i: (i.decoding, known(i.context_tokens) or 0.0))
+    context_tokens = known(calmest.context_tokens) or 0.0
+    pace_s = decode_iteration_s(
+        decoding=calmest.decoding + 1, context_tokens=context_tokens, coefficients=pool.coefficients
+    )
+    waits_s = [wait_s for i in usable if (wait_s := known(i.backlog_s)) is not None]
+    return Room(
+        instances=len(usable),
+        running=sum(i.class_running.get(evidence.request_class, 0) for i in usable),
+        bound=terms.running_max_per_instance * len(usable),
+        wait_s=min(waits_s, default=0.0),  # no wait known at all vetoes nothing
+        work_s=prefill_work_s(
+            uncached_tokens(request.prompt_tokens, hit),
+            hit,
+            decoding=calmest.decoding,
+            context_tokens=context_tokens,
+            coefficients=pool.coefficients,
+            budget_tokens=pool.budget_tokens,
+        ),
+        output_s=evidence.output_q50_tokens * pace_s,
+    )
+
+
+def _slack_s(request: Request, terms: RequestClass, room: Room) -> float | None:
+    """Seconds between the likely end and the deadline, None without one.
+
+    Judged on the good side (least wait, best hit, median output at the calmest pace): a wrong early reject costs a
+    request that could have been served, a wrong admission only its own tokens.
+    """
+    deadline_s = request.deadline_s if request.deadline_s is not None else terms.deadline_s
+    if deadline_s is None:
+        return None
+    return deadline_s - request.elapsed_s - room.wait_s - room.work_s - room.output_s
+
+
+def _first_end_s(room: Room) -> float:
+    """Expected time until one of the class's running requests ends: one median stay over their number."""
+    return (room.work_s + room.output_s) / max(1, room.running)
+
+
+def _spread_s(wait_s: float, policy: Policy, rng: Random) -> float:
+    """Retry-After: the wait within its limits, × U(1 ± spread) so that the refused don't come back together."""
+    terms = policy.slomax
+    bounded_s = min(max(wait_s, terms.retry_after_min_s), terms.retry_after_max_s)
+    return bounded_s * rng.uniform(1.0 - terms.retry_after_spread, 1.0 + terms.retry_after_spread)
+
+
+def _rejected(reason: Reason, evidence: Admission, detail: str) -> Ruling:
+    return Ruling(verdict="reject", reason=reason, admission=evidence, detail=detail)

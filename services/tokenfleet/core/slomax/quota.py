@@ -1,0 +1,85 @@
+"""Quota: has this tenant used up its requests per minute, or its concurrent requests?
+
+One counter a tenant, whichever path asks, so that N per minute admits N. A replica counts what it admitted itself:
+with R replicas a tenant may get up to R · N a minute until the pool shard counts for all.
+"""
+
+from msgspec import Struct
+
+from tokenfleet.core.policy import Tenant
+
+WINDOW_S = 60.0
+BUCKETS = 60  # a charge counts for 60 to 61 s: never more than N in any minute, with at most 61 integers a tenant
+
+
+class Charge(Struct, frozen=True, kw_only=True):
+    """What a request took from its tenant's quota, to be given back by `Quotas.refund` if it is not admitted.
+
+    `refused` says why nothing was taken, empty if it was; `retry_after_s` then tells when there is room again, None
+    when that depends on running requests. `bucket` is the counter that was raised, None if none was.
+    """
+
+    tenant: str
+    refused: str = ""
+    retry_after_s: float | None = None
+    bucket: int | None = None
+
+
+class Quotas:
+    """Requests of each tenant in the last minute, as counts in one-second buckets."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, dict[int, int]] = {}
+
+    def charge(self, tenant: str, terms: Tenant, *, running: int, now_s: float) -> Charge:
+        """Takes one request from the quota of `tenant`, the name of the policy's entry that binds the caller.
+
+        Callers that share an entry (unknown names under the default tenant) share its quota. `running` counts the
+        tenant's unfinished requests at this site. A limit of 0 is no limit.
+        """
+        if terms.running_max and running >= terms.running_max:
+            return Charge(tenant=tenant, refused=f"{running} requests running, {terms.running_max} allowed at once")
+        if not (limit := terms.requests_per_minute_max):
+            return Charge(tenant=tenant)
+        bucket = _bucket(now_s)
+        counts = self._window(tenant, bucket)
+        if sum(counts.values()) >= limit:
+            return Charge(
+                tenant=tenant,
+                refused=f"{limit} requests a minute allowed, all used",
+                retry_after_s=(min(counts) + BUCKETS + 1) * WINDOW_S / BUCKETS - now_s,
+            )
+        counts[bucket] = counts.get(bucket, 0) + 1
+        return Charge(tenant=tenant, bucket=bucket)
+
+    def refund(self, charge: Charge) -> None:
+        """Gives back what a request took that was not admitted; once a charge, and harmless when its minute is over."""
+        counts = self._counts.get(charge.tenant, {})
+        if charge.bucket is None or charge.bucket not in counts:
+            return
+        counts[charge.bucket] -= 1
+        if not counts[charge.bucket]:
+            del counts[charge.bucket]
+
+    def used(self, tenant: str, *, now_s: float) -> int:
+        """Requests of `tenant` that count at `now_s`."""
+        oldest = _bucket(now_s) - BUCKETS
+        return sum(count for bucket, count in self._counts.get(tenant, {}).items() if bucket >= oldest)
+
+    def retain(self, tenants: frozenset[str]) -> None:
+        """Forgets tenants that a new policy revision no longer names: memory is bounded by the policy."""
+        self._counts = {name: counts for name, counts in self._counts.items() if name in tenants}
+
+    def _window(self, tenant: str, bucket: int) -> dict[int, int]:
+        kept = {b: count for b, count in self._counts.get(tenant, {}).items() if b >= bucket - BUCKETS}
+        self._counts[tenant] = kept
+        return kept
+
+
+def tenant_entry(name: str, *, tenants: dict[str, Tenant], default_tenant: str) -> str:
+    """The name under which `name` is counted: itself if the policy knows it, else the default tenant's."""
+    return name if name in tenants else default_tenant
+
+
+def _bucket(now_s: float) -> int:
+    return int(now_s * BUCKETS // WINDOW_S)
