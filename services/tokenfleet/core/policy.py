@@ -126,6 +126,7 @@ class TokenPilotPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     decode_price_s: NonNegative = 0.001
     tie_min_s: NonNegative = 0.005
     tie_margin_share: NonNegative = 0.1
+    tie_max_s: NonNegative = 0.05  # beyond, a long queue's uncertainty would blur warm and cold
     session_gain_min_s: NonNegative = 0.05
     session_gain_min_share: NonNegative = 0.15
     p_hit_events: Share = 0.97

@@ -9,7 +9,7 @@ import xxhash
 from tokenfleet.core.decision import Request
 from tokenfleet.core.policy import Policy, TokenPilotPolicy
 from tokenfleet.core.records import PlacedOn
-from tokenfleet.core.tokenpilot.cost import scale_of, spread_s, weigh
+from tokenfleet.core.tokenpilot.cost import operator_share, scale_of, spread_s, weigh
 from tokenfleet.core.tokenpilot.explain import deciding_term, refusal_sentence, sentence_of
 from tokenfleet.core.tokenpilot.filters import Weighed, ask_of, count, refusal_of, removed_by, soften, trusted
 from tokenfleet.core.tokenpilot.known import known
@@ -25,6 +25,7 @@ def choose(
     policy: Policy,
     *,
     request_class: str,
+    output_q50: float,
     output_q90: float,
     rng: Random,
     network_s: float = 0.0,
@@ -32,9 +33,10 @@ def choose(
 ) -> Routing:
     """The instance with the least cost among those that may take the request, or a typed refusal.
 
-    `output_q90` is the cautious output estimate in tokens (it reserves KV); `network_s` the way from the request's
-    origin, the same for all instances. `last_instance` served the request's session before. Equal inputs and equally
-    seeded `rng` give the equal routing. Raises UnknownModelError and KeyError for a model and class the policy lacks.
+    The output estimates are in tokens: q50 is the load that is priced, q90 the KV that is reserved. `network_s` is the
+    way from the request's origin, the same for all instances. `last_instance` served the request's session before.
+    Equal inputs and an equally seeded `rng` give the equal routing. Raises UnknownModelError and KeyError for a model
+    and a class that the policy lacks.
     """
     ask = ask_of(
         request,
@@ -51,7 +53,7 @@ def choose(
     if not able:
         return _refusal(pool, excluded)
 
-    scale = scale_of(request, pool, policy, able, kv_need_tokens=ask.kv_need_tokens)
+    scale = scale_of(request, pool, policy, able, output_q50=output_q50)
     weighed = [(instance, weigh(instance, scale)) for instance in able]
     left, softly_excluded, relaxed = soften(weighed, ask)
     suspect_only = not any(trusted(instance) for instance in able)
@@ -103,14 +105,20 @@ def _cheapest(
         return last, "session"
     if last is best:
         return best, "least_cost"
-    spread = spread_s(best[1].wait_s + best[1].work_s, best[0], pool.calibration)
-    limit_s = best[1].cost_s + max(weights.tie_min_s, weights.tie_margin_share * spread)
+    limit_s = best[1].cost_s + _tie_s(best, pool, weights)
     near = [pair for pair in ranked if pair[1].cost_s <= limit_s]
     if len(near) == 1:
         return best, "least_cost"
     if len(request.block_keys) >= KEY_BYTES and not any(candidate.hit_tokens for _, candidate in near):
         return _home(near, request.block_keys[:KEY_BYTES]), "prefix_home"
-    return rng.choices(near, weights=[_share(instance) for instance, _ in near])[0], "near_tie"
+    return rng.choices(near, weights=[operator_share(instance) for instance, _ in near])[0], "near_tie"
+
+
+def _tie_s(best: Weighed, pool: PoolView, weights: TokenPilotPolicy) -> float:
+    """How far above the least a cost may lie and still be called equal: a share of the prediction's own spread."""
+    instance, candidate = best
+    spread = spread_s(candidate.wait_s + candidate.work_s, instance, pool.calibration)
+    return min(max(weights.tie_min_s, weights.tie_margin_share * spread), max(weights.tie_min_s, weights.tie_max_s))
 
 
 def _worth_leaving(last: Weighed, best: Weighed, weights: TokenPilotPolicy) -> bool:
@@ -125,13 +133,9 @@ def _home(pairs: Sequence[Weighed], first_key: bytes) -> Weighed:
 
     def score(pair: Weighed) -> float:
         digest = xxhash.xxh3_64_intdigest(first_key + pair[0].instance.encode())
-        return -_share(pair[0]) / math.log((digest + 1) / (2**64 + 2))
+        return -operator_share(pair[0]) / math.log((digest + 1) / (2**64 + 2))
 
     return max(pairs, key=score)
-
-
-def _share(instance: InstanceView) -> float:
-    return known(instance.weight) or 1.0
 
 
 def _open(instance: InstanceView) -> float:

@@ -16,17 +16,19 @@ from tokenfleet.core.view import InstanceView, PoolView
 
 AGE_MAX_S = 10.0  # beyond, an instance is suspect anyway; also stands for an unknown age
 KV_USE_MAX = 0.98  # keeps the pressure term finite at full KV
+SHARE_MIN, SHARE_MAX = 0.01, 10.0
 SECONDS_MAX = 1e6  # a load beyond 11 days is a fault of the sender; bounds every sum
 
 
 class Scale(Struct, frozen=True, kw_only=True):
     """What is the same for all candidates of one request.
 
-    `reuse_price` is μ. The `*_typical` values are the pool's p75, assumed where an instance's own is unknown.
+    `kv_load_tokens` is prompt plus likely (q50) output; `reuse_price` is μ. The `*_typical` values are the pool's p75,
+    assumed where an instance's own is unknown.
     """
 
     prompt_tokens: int
-    kv_need_tokens: float
+    kv_load_tokens: float
     reuse_price: float
     backlog_typical_s: float
     context_typical_tokens: float
@@ -37,11 +39,12 @@ class Scale(Struct, frozen=True, kw_only=True):
 
 
 def scale_of(
-    request: Request, pool: PoolView, policy: Policy, instances: Sequence[InstanceView], *, kv_need_tokens: float
+    request: Request, pool: PoolView, policy: Policy, instances: Sequence[InstanceView], *, output_q50: float
 ) -> Scale:
     """Over the instances that may serve the request. μ = min(max, base + slope · mean backlog): reuse is worth
     more the longer everybody waits."""
     weights = policy.tokenpilot
+    kv_load_tokens = request.prompt_tokens + (known(output_q50) or 0.0)
     backlogs_s = [min(b, SECONDS_MAX) for i in instances if (b := known(i.backlog_s)) is not None]
     mean_s = sum(backlogs_s) / len(backlogs_s) if backlogs_s else 0.0
     cold_s = prefill_work_s(
@@ -54,11 +57,11 @@ def scale_of(
     )
     return Scale(
         prompt_tokens=request.prompt_tokens,
-        kv_need_tokens=kv_need_tokens,
+        kv_load_tokens=kv_load_tokens,
         reuse_price=min(weights.reuse_max, weights.reuse_base + weights.reuse_slope_per_s * mean_s),
         backlog_typical_s=upper_quartile(backlogs_s, otherwise=cold_s),
         context_typical_tokens=upper_quartile((known(i.context_tokens) for i in instances), otherwise=0.0),
-        kv_use_typical=upper_quartile((_kv_use(i, kv_need_tokens) for i in instances), otherwise=0.0),
+        kv_use_typical=upper_quartile((_kv_use(i, kv_load_tokens) for i in instances), otherwise=0.0),
         calibration=pool.calibration,
         budget_tokens=pool.budget_tokens,
         weights=weights,
@@ -75,11 +78,10 @@ def weigh(instance: InstanceView, scale: Scale) -> Candidate:
     ttft_s = wait_s + work_s + bias_s
     margin_s = weights.margin_weight * spread_s(wait_s + work_s, instance, calibration)
     reuse_s = scale.reuse_price * work_s
-    kv_use = _kv_use(instance, scale.kv_need_tokens)
+    kv_use = _kv_use(instance, scale.kv_load_tokens)
     kv_s = _kv_pressure_s(scale.kv_use_typical if kv_use is None else kv_use, weights)
     decode_s = weights.decode_price_s * instance.decoding
-    share = known(instance.weight)
-    weight_s = (1.0 / share - 1.0) * ttft_s if share else 0.0  # a share of 2 halves the time that counts
+    weight_s = (1.0 / operator_share(instance) - 1.0) * ttft_s  # a share of 2 halves the time that counts
     return Candidate(
         instance=instance.instance,
         cost_s=ttft_s + margin_s + reuse_s + kv_s + decode_s + weight_s,
@@ -110,6 +112,12 @@ def spread_s(predicted_s: float, instance: InstanceView, calibration: PoolCalibr
     ratio = max(idle, queued) if instance.queued > 0 else idle
     age_s = known(instance.age_s)
     return ratio * predicted_s * (1.0 + (AGE_MAX_S if age_s is None else min(age_s, AGE_MAX_S)))
+
+
+def operator_share(instance: InstanceView) -> float:
+    """The operator's weight, within bounds; 1 when it is no number. Weight 0 is a filter's matter."""
+    share = known(instance.weight)
+    return 1.0 if share is None else min(max(share, SHARE_MIN), SHARE_MAX)
 
 
 def _wait_s(instance: InstanceView, scale: Scale) -> float:
@@ -149,10 +157,10 @@ def _work(instance: InstanceView, scale: Scale) -> tuple[float, float, int, floa
     return cold_s - saved_s, saved_s, hit, p_hit
 
 
-def _kv_use(instance: InstanceView, need_tokens: float) -> float | None:
+def _kv_use(instance: InstanceView, load_tokens: float) -> float | None:
     """Projected share of the instance's KV once the request is there; None when held or total is unknown."""
     total, held = known(instance.kv_total_tokens), known(instance.kv_held_tokens)
-    return (held + need_tokens) / total if total and held is not None else None
+    return (held + load_tokens) / total if total and held is not None else None
 
 
 def _kv_pressure_s(use: float, weights: TokenPilotPolicy) -> float:

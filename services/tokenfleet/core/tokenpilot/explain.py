@@ -50,7 +50,7 @@ def ms(seconds: float) -> str:
 
 def _why(target: Candidate, runner_up: Candidate | None, *, how: How, deciding: str) -> str:
     if runner_up is None:
-        return "no other could take it"
+        return "no other passed the filters"
     gap_s = runner_up.cost_s - target.cost_s
     match how:
         case "near_tie":

@@ -13,8 +13,6 @@ from tokenfleet.core.policy import Policy, RequestClass
 from tokenfleet.core.tokenpilot.known import known
 from tokenfleet.core.view import InstanceView, PoolView
 
-WARM_UP_OUTSTANDING_MAX = 2  # what an instance never heard of may hold before its first word
-
 
 class Ask(Struct, frozen=True, kw_only=True):
     """One request as the filters see it: `kv_need_tokens` is prompt plus the cautious (q90) output estimate.
@@ -168,8 +166,6 @@ def _is_trusted(instance: InstanceView, candidate: Candidate, ask: Ask) -> bool:
 
 
 def _unpressed(instance: InstanceView, candidate: Candidate, ask: Ask) -> bool:
-    if instance.age_s is None and instance.queued + instance.decoding >= WARM_UP_OUTSTANDING_MAX:
-        return False
     if candidate.wait_s > ask.terms.backlog_max_s:
         return False
     kv_total, kv_held = known(instance.kv_total_tokens), known(instance.kv_held_tokens)
