@@ -126,7 +126,9 @@ def ceiling(demand: Demand, peer: PeerView, forecast: Forecast) -> Refusal | Non
     remote = peer.site != demand.home
     most = demand.terms.ceiling - (demand.policy.fleetmind.remote_ceiling_discount if remote else 0.0)
     if forecast.utilisation > most:
-        return Refusal(kind="ceiling", text=f"{forecast.bottleneck} {forecast.utilisation:.0%} used, {most:.0%} allowed")
+        return Refusal(
+            kind="ceiling", text=f"{forecast.bottleneck} {forecast.utilisation:.0%} used, {most:.0%} allowed"
+        )
     return None
 
 

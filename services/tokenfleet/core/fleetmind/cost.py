@@ -16,7 +16,7 @@ HOUR_S = 3600.0
 
 
 class SiteCost(Struct, frozen=True, kw_only=True):
-    """The terms of a site's cost, in money; `tpot_excess_s` is the time lost to output tokens beyond the agreed pace."""
+    """The terms of a site's cost, in money; `tpot_excess_s` is what output tokens take beyond the agreed pace."""
 
     latency: float
     gpu: float

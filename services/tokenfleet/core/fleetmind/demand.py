@@ -56,8 +56,10 @@ class Demand(Struct, frozen=True, kw_only=True):
 
 
 def pool_at(demand: Demand, peer: PeerView) -> PoolSummary | None:
-    """The pool that would serve the demand at a site: of the revisions that the policy lets serve, the one with the most
-    ready instances. None when there is none."""
+    """The pool that would serve the demand at a site, None when there is none.
+
+    Of the revisions that the policy lets serve, the one with the most ready instances.
+    """
     pools = [pool for pool in pools_of_model(demand, peer) if may_serve(pool, demand, home=peer.site == demand.home)]
     return max(pools, key=lambda pool: (pool.ready, pool.suspect, pool.model_digest), default=None)
 

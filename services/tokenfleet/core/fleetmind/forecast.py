@@ -118,9 +118,7 @@ def _wait_s(demand: Demand, pool: PoolSummary, since: Sequence[Send], *, age_s: 
     return site_wait_s(now_waits_s, min_share=demand.policy.fleetmind.wait_min_share)
 
 
-def _uses(
-    demand: Demand, pool: PoolSummary, since: Sequence[Send], *, age_s: float, uncached: int
-) -> dict[str, float]:
+def _uses(demand: Demand, pool: PoolSummary, since: Sequence[Send], *, age_s: float, uncached: int) -> dict[str, float]:
     """Share of each capacity in use once the request is there; a capacity that is not known limits nothing.
 
     Prefill is measured in seconds of work against the wait that the class may be sent into.
