@@ -3,8 +3,10 @@
 import asyncio
 import json
 import socket
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -285,6 +287,17 @@ async def test_a_crash_drops_connections_and_only_the_control_port_brings_it_bac
         assert (await client.metrics())["vllm:num_requests_running"] == 0
 
 
+async def test_a_later_fault_calls_off_the_recovery_of_an_earlier_one() -> None:
+    async with engine() as client:
+        await client.fault(kind="refuse", for_s=0.1)
+        await client.fault(kind="refuse", for_s=60)
+        await asyncio.sleep(0.3)
+        assert (await client.post("/v1/completions", {"prompt": "a"}))[0] == 503
+        await asyncio.gather(*(client.fault(kind="restart") for _ in range(3)), client.fault(kind="none"))
+        await asyncio.wait_for(serves_again(client, 0.0), WAIT_S)
+        assert (await client.complete("a"))["usage"]["completion_tokens"] == 4
+
+
 async def test_a_hung_engine_accepts_and_answers_only_when_it_is_well_again() -> None:
     async with engine() as client:
         await client.fault(kind="hang")
@@ -325,7 +338,8 @@ async def test_refusing_and_draining_engines_answer_503_and_draining_finishes_it
         ({"prompt": [-1]}, 400),
         ({"prompt": "a", "max_tokens": 0}, 400),
         ({"prompt": ""}, 400),
-        ({"prompt": [1] * 300, "max_tokens": 10}, 400),
+        ({"prompt": [1] * 250, "max_tokens": 10}, 400),
+        ({"prompt": [1] * 300}, 400),
     ],
 )
 async def test_requests_that_cannot_be_served_are_refused_with_a_reason(body: dict[str, Any], status: int) -> None:
@@ -333,3 +347,30 @@ async def test_requests_that_cannot_be_served_are_refused_with_a_reason(body: di
         answered, error = await client.post("/v1/completions", body)
         assert answered == status
         assert error["error"]["message"]
+
+
+async def test_the_process_says_one_line_when_it_listens_and_ends_on_sigterm(tmp_path: Path) -> None:
+    http_port, kv_port, replay_port = free_ports(3)
+    instance = {
+        "id": "a",
+        "http_port": http_port,
+        "kv_port": kv_port,
+        "kv_replay_port": replay_port,
+        "model": "tiny",
+        "profile": "demo",
+    }
+    config = tmp_path / "engines.json"
+    config.write_text(json.dumps({"instances": [instance]}))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tokenfleet.local.engines", "--config", str(config)), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        line = await asyncio.wait_for(process.stdout.readline(), 3 * WAIT_S)
+        assert f"a 127.0.0.1:{http_port}".encode() in line
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), WAIT_S) == 0
+        assert await process.stdout.read() == b""
+    finally:
+        if process.returncode is None:
+            process.kill()

@@ -1,5 +1,6 @@
 """The simulated engine: what a vLLM-like scheduler does with given jobs at given times."""
 
+import math
 from itertools import pairwise
 from typing import TypeVar
 
@@ -22,6 +23,7 @@ from tokenfleet.sim.engine_events import (
     Stepped,
 )
 from tokenfleet.sim.profiles import Profile, profiles
+from tokenfleet.sim.stretch import Stretch
 
 FOREVER_S = 1e6
 
@@ -118,6 +120,55 @@ def test_the_newest_decode_is_preempted_computed_again_and_loses_no_token() -> N
     assert {finished.job_id: finished.output_tokens for finished in of(events, Finished)} == {"old": 40, "new": 40}
     assert [first.job_id for first in of(events, FirstToken)] == ["old", "new"]
     assert machine.load().generation_tokens == 80
+
+
+def test_a_preempted_job_comes_back_before_those_that_waited() -> None:
+    machine = EngineMachine(TINY.sized(block_size=16, kv_blocks=8))
+    jobs = job("old", prompt=48, out=40), job("new", prompt=48, out=40), job("late", prompt=48, out=1)
+    events = run(machine, *jobs)
+    assert [admitted.job_id for admitted in of(events, Admitted)] == ["old", "new", "new", "late"]
+    [lost], back = of(events, Preempted), of(events, Admitted)[2]
+    assert back.at_s > lost.at_s
+
+
+@pytest.mark.parametrize(("prompt_blocks", "running"), [(98, 2), (99, 1)])
+def test_an_admission_leaves_one_percent_of_memory_free(prompt_blocks: int, running: int) -> None:
+    machine = EngineMachine(TINY.sized(block_size=16, kv_blocks=200))
+    machine.submit(job("a", prompt=1_599, out=10), 0.0)
+    machine.submit(job("b", prompt=16 * prompt_blocks, out=10), 0.0)
+    machine.advance(25 * 0.074 + 0.001)  # a's 25 chunks are computed: the budget is free for b
+    assert machine.load().running == running
+
+
+def test_an_arrival_is_taken_in_at_the_next_step_not_at_the_end_of_the_leap() -> None:
+    machine = EngineMachine(TINY)
+    machine.submit(job("a", prompt=16, out=1_000 - 16), 0.0)
+    machine.advance(1.0)
+    machine.submit(job("b", prompt=16, out=1), 1.0)
+    next_step_s = machine.next_step_at_s()
+    assert next_step_s is not None
+    [admitted] = of(machine.advance(2.0), Admitted)
+    assert admitted.at_s == next_step_s
+
+
+def test_a_job_alone_takes_as_long_as_it_took_on_a_new_machine() -> None:
+    machine = EngineMachine(TINY)
+    spans_s: list[float] = []
+    for start_s, name in ((0.0, "a"), (100.0, "b")):
+        machine.submit(job(name, prompt=50, out=60), start_s)
+        events = machine.advance(start_s + 100.0)
+        spans_s.append(of(events, Finished)[0].at_s - start_s)
+    assert spans_s[1] == pytest.approx(spans_s[0], rel=1e-6)
+
+
+@given(st.floats(0.0, 1e6), st.floats(1e-4, 1.0), st.floats(0.0, 1e-3), st.integers(1, 2_000), st.integers(1, 2_000))
+def test_steps_ended_by_a_moment_are_counted_to_the_last_bit(
+    start_s: float, first_s: float, growth_s: float, steps: int, ended: int
+) -> None:
+    stretch = Stretch(start_s, first_s, growth_s, steps=steps, chunks=[], prefill_tokens=0)
+    end_s = stretch.end_s(min(ended, steps))
+    assert stretch.steps_by(end_s) == min(ended, steps)
+    assert stretch.steps_by(math.nextafter(end_s, -math.inf)) == min(ended, steps) - 1
 
 
 def test_cancel_frees_memory_at_once_and_lets_the_queue_in() -> None:

@@ -79,7 +79,7 @@ class EngineHttp:
         token_ids = ask.token_ids()
         room = self._engine.context_tokens_max() - len(token_ids)
         max_tokens = ask.max_output_tokens(chat=chat, room=room)
-        if not token_ids or max_tokens > room:
+        if not token_ids or not 1 <= max_tokens <= room:
             return error(
                 f"{len(token_ids)} prompt + {max_tokens} output tokens do not fit in {room + len(token_ids)}", 400
             )

@@ -1,6 +1,7 @@
 """One simulated instance over its lives: ports that stay, an engine that crashes, hangs and comes back."""
 
 import asyncio
+from collections.abc import Coroutine
 
 import msgspec
 import zmq
@@ -58,7 +59,9 @@ class Instance:
         self._refusing = False
         self._answering = asyncio.Event()
         self._answering.set()
-        self._recovery: asyncio.Task[None] | None = None
+        self._changing = asyncio.Lock()  # one life ends or begins at a time
+        self._recovery: asyncio.Task[None] | None = None  # only while it may still be called off
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Begin a life: new engine, new counters, KV sequence from 0. Raises KeyError for an unknown profile."""
@@ -76,15 +79,20 @@ class Instance:
         await web.TCPSite(runner, HOST, config.http_port).start()
 
     async def stop(self) -> None:
-        if self._recovery is not None:
-            self._recovery.cancel()
-        await self._crash()
+        self._call_off_recovery()
+        async with self._changing:
+            await self._crash()
 
     async def apply(self, fault: Fault) -> None:
         """End the fault that is, begin this one, and plan its end."""
-        if self._recovery is not None:
-            self._recovery.cancel()
-            self._recovery = None
+        self._call_off_recovery()
+        async with self._changing:
+            await self._begin(fault)
+        for_s = 0.0 if fault.kind == "restart" and fault.for_s is None else fault.for_s
+        if for_s is not None and fault.kind != "none":
+            self._recovery = self._spawn(self._recover_after(for_s))
+
+    async def _begin(self, fault: Fault) -> None:
         self._heal()
         match fault.kind:
             case "crash" | "restart":
@@ -98,19 +106,29 @@ class Instance:
                 self._life.engine.slow_down(fault.factor)
             case "refuse":
                 self._refusing = True
+            case "none" if self._life is None:
+                await self.start()
             case _:
                 pass
-        for_s = 0.0 if fault.kind == "restart" and fault.for_s is None else fault.for_s
-        if for_s is not None and fault.kind != "none":
-            self._recovery = asyncio.create_task(self._recover_after(for_s))
-        elif fault.kind == "none" and self._life is None:
-            await self.start()
 
     async def _recover_after(self, for_s: float) -> None:
         await asyncio.sleep(for_s)
-        self._heal()
-        if self._life is None:
-            await self.start()
+        self._recovery = None
+        async with self._changing:
+            self._heal()
+            if self._life is None:
+                await self.start()
+
+    def _call_off_recovery(self) -> None:
+        if self._recovery is not None:
+            self._recovery.cancel()
+            self._recovery = None
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)  # the loop itself keeps only weak references
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def _heal(self) -> None:
         self._refusing = False
@@ -136,12 +154,8 @@ class Instance:
             return response
         await response.prepare(request)
         await response.write_eof()
-        self._recovery = asyncio.create_task(self._apply_later(fault))
+        self._spawn(self.apply(fault))
         return response
-
-    async def _apply_later(self, fault: Fault) -> None:
-        self._recovery = None  # this task is not a recovery that apply() may cancel
-        await self.apply(fault)
 
     @web.middleware
     async def _gate(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -154,22 +154,24 @@ class EngineMachine:
         if self._cleared:
             events.append(Cleared(at_s=at_s))
             self._cleared = False
-        room_was_short = self._make_room(at_s, events)
+        self._make_room(at_s, events)
         budget = self.profile.token_budget - len(self._decodes)
         chunks: list[tuple[Sequence, int]] = []
         for sequence in self._prefilling.values():
             if budget > 0:
                 budget -= self._chunk(sequence, budget, chunks)
-        while budget > 0 and not room_was_short:
+        while budget > 0:
             admitted = self._admit_head(at_s, events)
             if admitted is None:
                 break
             budget -= self._chunk(admitted, budget, chunks)
         return self._stretch_of(chunks, at_s)
 
-    def _make_room(self, at_s: float, events: list[Event]) -> bool:
-        """Hold a KV block for each decode that needs one this step; True if a decode was preempted for it."""
-        preempted = False
+    def _make_room(self, at_s: float, events: list[Event]) -> None:
+        """Hold a KV block for each decode that needs one this step; where there are too few, preempt the newest decode.
+
+        It cannot come back in the same step: it needs more blocks than the others have left of its own.
+        """
         while self._decodes.growth(1) > self._memory.cache.available:
             sequence = self._decodes.newest()
             self._release(sequence)
@@ -178,9 +180,7 @@ class EngineMachine:
             self._waiting.appendleft(sequence)
             self._preemptions += 1
             events.append(Preempted(job_id=sequence.job.id, at_s=at_s))
-            preempted = True
         self._memory.grow(self._decodes, 1, at_s, events)
-        return preempted
 
     def _chunk(self, sequence: Sequence, budget: int, chunks: list[tuple[Sequence, int]]) -> int:
         tokens = min(budget, sequence.prefill_tokens - sequence.computed)
