@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tokenfleet.local.children import kill_group, tied_to_this_process
+from tokenfleet.local.child import kill_group, tied_to_this_process
 
 STOP_BUDGET_S = 20.0
 

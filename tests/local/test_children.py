@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenfleet.local.children import Child, Exit, Program, Restart, StateInUseError, Supervisor, restart_delay_s
+from tokenfleet.local.child import Child, Exit, Program, Restart
+from tokenfleet.local.children import StateInUseError, Supervisor, restart_delay_s
 from tokenfleet.local.orphans import birth_of, end_orphans, record, recorded, start_time_ticks
 
 SLEEPER = "import time; time.sleep(600)"
@@ -159,7 +160,8 @@ async def test_children_die_with_a_parent_that_is_killed(tmp_path: Path) -> None
     parent_code = f"""
 import asyncio, sys
 from pathlib import Path
-from tokenfleet.local.children import Program, Supervisor
+from tokenfleet.local.child import Program
+from tokenfleet.local.children import Supervisor
 
 async def main():
     async with Supervisor(Path({str(tmp_path)!r})) as fleet:

@@ -13,7 +13,9 @@ import pytest
 
 from tests.ports import free_port
 from tokenfleet.local import postgres
-from tokenfleet.local.children import Exit, Supervisor
+from tokenfleet.local.child import Exit
+from tokenfleet.local.children import Supervisor
+from tokenfleet.local.orphans import start_time_ticks
 
 pytestmark = pytest.mark.integration
 
@@ -104,3 +106,33 @@ async def test_a_folder_of_another_release_is_refused_by_name(tmp_path: Path) ->
     (data_dir / "PG_VERSION").write_text("9\n")
     with pytest.raises(postgres.DataFolderError, match="made by PostgreSQL 9"):
         await postgres.initialise(data_dir)
+
+
+async def test_the_server_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    data_dir, port = tmp_path / "postgres", free_port()
+    await postgres.initialise(data_dir)
+    parent_code = f"""
+import asyncio
+from pathlib import Path
+from tokenfleet.local import postgres
+from tokenfleet.local.children import Supervisor
+
+async def main():
+    async with Supervisor(Path({str(tmp_path)!r})) as fleet:
+        child = await fleet.start(postgres.program(Path({str(data_dir)!r}), port={port}))
+        await postgres.until_ready(postgres.dsn(port={port}))
+        print(child.pid, flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", parent_code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.kill()
+    async with asyncio.timeout(20):
+        while start_time_ticks(pid) is not None:
+            await asyncio.sleep(0.02)
+    async with Supervisor(tmp_path) as fleet:  # the next run takes the folder over
+        await fleet.start(postgres.program(data_dir, port=port))
+        await postgres.until_ready(postgres.dsn(port=port))

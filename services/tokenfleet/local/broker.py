@@ -10,7 +10,7 @@ import uuid
 from importlib.util import find_spec
 from pathlib import Path
 
-from tokenfleet.local.children import Program
+from tokenfleet.local.child import Program
 
 API_VERSIONS_KEY = 18  # the one request every Kafka-compatible broker answers before anything else
 ASK_AGAIN_S = 0.05

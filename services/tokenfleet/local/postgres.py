@@ -16,7 +16,7 @@ from pathlib import Path
 import asyncpg
 
 from tokenfleet.local.broker import EmbeddedPartMissingError
-from tokenfleet.local.children import Program, Restart, tied_to_this_process
+from tokenfleet.local.child import Program, Restart, tied_to_this_process
 from tokenfleet.local.nobody import become_nobody
 
 ASK_AGAIN_S = 0.05
