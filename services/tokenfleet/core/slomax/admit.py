@@ -72,12 +72,12 @@ def admit(
         output_q50_tokens=bounded_tokens(output_q50_tokens, request.max_tokens),
         output_q90_tokens=bounded_tokens(output_q90_tokens, request.max_tokens),
     )
-    if (barred := classified.refused or _model_barred(request, policy)) or not policy.products.slomax:
+    if (forbidden := barred(request, classified, policy)) or not policy.products.slomax:
         return Ruling(
-            verdict="reject" if barred else "admit",
-            reason="filtered_by_policy" if barred else "",
+            verdict="reject" if forbidden else "admit",
+            reason="filtered_by_policy" if forbidden else "",
             admission=evidence,
-            detail=barred or "slomax is off: admitted unseen",
+            detail=forbidden or "slomax is off: admitted unseen",
         )
     usable = _usable(pool)
     if not usable:
@@ -97,6 +97,14 @@ def admit(
     if slack_s is not None and slack_s < 0.0:
         return _rejected("infeasible", evidence, f"the deadline passes {-slack_s:.1f} s before the likely end")
     return _by_load(evidence, room, terms, policy, slack_s=slack_s, rng=rng)
+
+
+def barred(request: Request, classified: Classification, policy: Policy) -> str:
+    """Why the tenant may not ask this at all, whatever the load: no class is open to it, or the model isn't. Else empty."""
+    allowed = policy.tenant(request.tenant).models
+    if classified.refused or not allowed or request.model in allowed:
+        return classified.refused
+    return f"model {request.model!r} is not open to the tenant; it may use {', '.join(sorted(allowed))}"
 
 
 def _by_load(
@@ -121,13 +129,6 @@ def _by_load(
             detail=f"{problem}; {slack_s:.0f} s of slack to the deadline",
         )
     return _rejected("all_busy", replace(evidence, retry_after_s=_spread_s(free_in_s, policy, rng)), problem)
-
-
-def _model_barred(request: Request, policy: Policy) -> str:
-    allowed = policy.tenant(request.tenant).models
-    if not allowed or request.model in allowed:
-        return ""
-    return f"model {request.model!r} is not open to the tenant; it may use {', '.join(sorted(allowed))}"
 
 
 def _usable(pool: PoolView) -> Sequence[InstanceView]:
