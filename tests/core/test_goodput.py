@@ -280,7 +280,7 @@ attempts = st.tuples(
     st.sampled_from(["finished", "failed", "cancelled", "timed_out", "rejected"]),
     st.none() | st.integers(0, 500),
     st.floats(0.0, 4.0),
-    st.floats(0.0, 60.0),
+    st.integers(0, 60_000).map(lambda ms: ms / 1000),
 )
 fleets = st.lists(st.lists(attempts, min_size=1, max_size=3), min_size=1, max_size=12)
 

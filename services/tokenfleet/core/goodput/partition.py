@@ -15,7 +15,7 @@ from tokenfleet.core.policy import Policy
 from tokenfleet.core.records import GoodputPartial, GoodputRow, OutcomeEnvelope, OutcomeEvent
 
 REQUESTS_MAX = 2_000_000  # bounds memory at some 2 GiB; past it the requests next to be forgotten go early
-ROWS_A_PARTIAL = 1000  # keeps a record below half of what a topic takes
+ROWS_A_PARTIAL = 500  # keeps a record below what a topic takes, even with names of 256 bytes each
 
 
 class PartitionGoodput:
@@ -43,15 +43,18 @@ class PartitionGoodput:
         self._requests: dict[str, LogicalRequest] = {}
         self._due: list[tuple[float, str]] = []
 
-    def hear(self, source: str, envelope: OutcomeEnvelope, *, appended_wall_s: float, now_s: float) -> int:
-        """Take one record of the log `source` in, in the order of that log; returns how many events were new."""
+    def hear(
+        self, source: str, envelope: OutcomeEnvelope, *, appended_wall_s: float, now_s: float
+    ) -> list[OutcomeEvent]:
+        """Take one record of the log `source` in, in the order of that log; returns the events that were new."""
         clock = self._clocks[source]
-        new = 0
+        new: list[OutcomeEvent] = []
         for event, at_s in clock.date(envelope, appended_wall_s):
             late = at_s < clock.head_s - self.policy.goodput.watermark_lag_s - self.policy.goodput.lateness_s
             heard = Heard(event, clock.head_s if late else at_s, envelope.site == event.origin, late)
             clock.advance(at_s)
-            new += self._hear(event, heard)
+            if self._hear(event, heard):
+                new.append(event)
         self._watermark.heard(source, clock.head_s, now_s)
         return new
 
@@ -62,11 +65,11 @@ class PartitionGoodput:
     def advance(self, now_s: float) -> float | None:
         """Sweep, forget and close what the watermark has passed; returns it (Unix seconds, None: not known yet)."""
         watermark_s = self._watermark.at(now_s)
+        self._watermark_s = -math.inf if watermark_s is None else watermark_s
+        while self._due and (self._due[0][0] <= self._watermark_s or len(self._requests) > REQUESTS_MAX):
+            self._settle_due(heapq.heappop(self._due))
         if watermark_s is None:
             return None
-        self._watermark_s = watermark_s
-        while self._due and (self._due[0][0] <= watermark_s or len(self._requests) > REQUESTS_MAX):
-            self._settle_due(heapq.heappop(self._due))
         self._rows.close(watermark_s, lateness_s=self.policy.goodput.lateness_s + self.policy.goodput.watermark_lag_s)
         return watermark_s
 

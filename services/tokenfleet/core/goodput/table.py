@@ -107,6 +107,10 @@ class GoodputTable:
         """The newest version of each row that one worker published for one partition."""
         return tuple(self._rows.get((cluster, site, partition), {}).values())
 
+    def watermark_of(self, *, cluster: str, site: str, partition: int) -> float | None:
+        """The greatest watermark that one worker published for one partition; None if it published nothing."""
+        return self._watermarks_s.get((cluster, site, partition))
+
     def total(self, width_s: float, start_s: float, *, windows: int = 1) -> GoodputSums:
         """Sums over `windows` windows from `start_s`. Tokens without an agreed level are no goodput here."""
         rows = self._within(width_s, start_s, windows)

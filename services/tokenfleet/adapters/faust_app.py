@@ -1,0 +1,74 @@
+"""Faust app: what our stream processors take of faust: an app, its agents for low-rate topics, signals.
+
+An event through a faust agent costs 0.5 ms or more, so hot topics are read by a plain loop that the app hosts. It starts
+with the app, without waiting for faust's own consumer group to join, and its end without being told so ends the process.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn
+
+import faust
+
+from tokenfleet.adapters.topics import Topic
+from tokenfleet.core.errors import SetupError
+
+Body = Callable[[], Coroutine[Any, Any, None]]
+SESSION_S = 10.0
+
+logger = logging.getLogger(__name__)
+
+
+class HostedApp(faust.App):
+    """A faust app that runs `body` from its start to its stop. It needs at least one agent (`listen`)."""
+
+    def __init__(self, name: str, *, kafka: str, state_dir: str, body: Body) -> None:
+        super().__init__(
+            f"tokenfleet-{name}",
+            broker=[f"kafka://{address.strip()}" for address in kafka.split(",")],
+            store="memory://",
+            datadir=f"{state_dir}/faust-{name}",
+            key_serializer="raw",
+            value_serializer="raw",
+            broker_session_timeout=SESSION_S,
+            broker_heartbeat_interval=SESSION_S / 5,
+            stream_wait_empty=False,
+            topic_allow_declare=False,
+            topic_disable_leader=True,
+            web_enabled=False,
+            autodiscover=False,
+        )
+        self._body = body
+
+    def listen(self, topic: Topic[Any], take: Callable[[bytes], None]) -> None:
+        """An agent that hands each new record's value to `take`, which must not raise. Topics across sites only."""
+        source = self.topic(topic.at(), key_type=bytes, value_type=bytes, key_serializer="raw", value_serializer="raw")
+
+        async def agent(stream: faust.Stream) -> None:
+            async for value in stream:
+                take(value)
+
+        self.agent(source, name=f"{topic.name}-agent")(agent)
+
+    async def on_start(self) -> None:
+        await super().on_start()
+        self.add_future(self._hosted())
+
+    async def _hosted(self) -> None:
+        try:
+            await self._body()
+        except asyncio.CancelledError:
+            if self.should_stop:
+                raise
+            await self.crash(SetupError("the hosted loop was cancelled unasked"))
+        except Exception as error:
+            logger.exception("the hosted loop failed")
+            await self.crash(error)
+        else:
+            await self.crash(SetupError("the hosted loop ended unasked"))
+
+
+def run(app: HostedApp) -> NoReturn:
+    """Run until SIGTERM or SIGINT, or until something ends unasked: then the exit code is not 0."""
+    faust.Worker(app, quiet=True, override_logging=False, redirect_stdouts=False).execute_from_commandline()

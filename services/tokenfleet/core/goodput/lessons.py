@@ -1,0 +1,59 @@
+"""Lessons: what outcomes teach decisions, as one calibration revision."""
+
+from collections.abc import Iterable
+
+from tokenfleet.core.policy import Policy
+from tokenfleet.core.predict.learn import PoolLearner
+from tokenfleet.core.predict.output import OutputLearner
+from tokenfleet.core.predict.sample import sample_of
+from tokenfleet.core.records import Feedback, OutcomeEvent
+
+POOLS_MAX = 1024  # bounds the feedback message; pools past it keep the policy's priors
+
+
+class Lessons:
+    """The learners of all pools and of output lengths. Feed each event once, in the order of its log.
+
+    `revision` is the greatest ever published: the next one is greater, so a restart never hands out an old number.
+    """
+
+    def __init__(self, *, revision: int = 0) -> None:
+        self.revision = revision
+        self._pools: dict[str, PoolLearner] = {}
+        self._outputs = OutputLearner()
+
+    def observe(self, events: Iterable[OutcomeEvent], policy: Policy) -> None:
+        """Events that were not heard before; those of models that the policy lacks teach nothing."""
+        for event in events:
+            if event.kind == "first_token":
+                self._observe_first_token(event, policy)
+            elif event.kind == "finished" and event.prompt_tokens is not None and event.output_tokens is not None:
+                self._outputs.observe(
+                    tenant=event.tenant,
+                    model=event.model,
+                    prompt_tokens=event.prompt_tokens,
+                    output_tokens=event.output_tokens,
+                )
+
+    def feedback(self, *, at_wall_s: float) -> Feedback:
+        """The next revision; `at_wall_s` labels it."""
+        self.revision += 1
+        return Feedback(
+            revision=self.revision,
+            at_wall_s=at_wall_s,
+            pools=tuple(learner.calibration() for _, learner in sorted(self._pools.items())),
+            outputs=self._outputs.estimates(),
+        )
+
+    def _observe_first_token(self, event: OutcomeEvent, policy: Policy) -> None:
+        sample = sample_of(event)
+        model = policy.models.get(event.model)
+        if sample is None or model is None or not event.pool:
+            return
+        learner = self._pools.get(event.pool)
+        if learner is None:
+            if len(self._pools) >= POOLS_MAX:
+                return
+            learner = PoolLearner(event.pool, event.model, model=model, policy=policy.tokenpilot)
+            self._pools[event.pool] = learner
+        learner.observe(sample)
