@@ -1,0 +1,96 @@
+"""Correction: how telemetry corrects what a decision sees of the ledger, and never the ledger.
+
+The ledger knows our own placements at once and other traffic never; the engine's counts know everything, a scrape
+late. Each heartbeat bounds the engine's load now from both sides; the ledger is right as long as it lies between.
+"""
+
+import math
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tokenfleet.core.capacity import InstanceRow
+from tokenfleet.core.ledger import Ledger
+from tokenfleet.core.load import Load
+from tokenfleet.core.policy import LedgerPolicy
+from tokenfleet.core.records import Order
+
+
+class Corrections:
+    """The newest judgement on each instance."""
+
+    def __init__(self, ledger: Ledger, policy: LedgerPolicy) -> None:
+        self._ledger = ledger
+        self._policy = policy
+        self._judged: dict[str, Correction] = {}
+
+    def heard(self, row: InstanceRow, now_s: float) -> None:
+        """Judge the heartbeat in `row`; one judged already, or with counts or age unknown, changes nothing.
+
+        At least count + placed − ended since the scrape, and at most count + placed since the scrape and its lag, run
+        now. Above the ledger with even the least, the rest is foreign. Below it with even the most, for
+        `correction_beats` heartbeats, the oldest entries are phantoms whose end was lost. A new boot is a count of 0.
+        """
+        age_s, running, waiting = row.age_s(now_s), row.beat.running, row.beat.waiting
+        before = self._judged.get(row.beat.instance, NONE)
+        if age_s is None or running is None or waiting is None or before.order == row.order:
+            return
+        held = self._ledger.placements(row.beat.instance)
+        left_at_s = now_s - age_s
+        seen_from_s = left_at_s - self._policy.correction_lag_s
+        least = running + waiting + held.placed_since(left_at_s) - held.ended_since(seen_from_s)
+        most = running + waiting + held.placed_since(seen_from_s)
+        judged = Correction(order=row.order)
+        if (foreign := least - len(held)) > 0:
+            queued = min(foreign, waiting)
+            judged = Correction(order=row.order, foreign_queued=queued, foreign_decoding=foreign - queued)
+        elif (phantoms := math.ceil(len(held) - most)) > 0:
+            below = before.beats_below + 1
+            certain = below >= self._policy.correction_beats
+            believed_after_s = held.placed_at_of_oldest(phantoms) if certain else -math.inf
+            judged = Correction(order=row.order, beats_below=below, believed_after_s=believed_after_s)
+        self._judged[row.beat.instance] = judged
+
+    def load(self, row: InstanceRow, now_s: float) -> Load:
+        """The load of one instance: the ledger's, with foreign sequences at mean work and without phantoms.
+
+        KV held is at least what the engine says it uses.
+        """
+        by = self._judged.get(row.beat.instance, NONE)
+        load = self._ledger.load(row.beat.instance, now_s, believed_after_s=by.believed_after_s)
+        used, size = row.beat.kv_used_blocks, row.beat.block_size
+        used_tokens = 0.0 if used is None or size is None else used * size
+        foreign = by.foreign_queued + by.foreign_decoding
+        if not foreign and used_tokens <= load.kv_held_tokens:
+            return load
+        mean = self._ledger.mean_work
+        return replace(
+            load,
+            backlog_s=load.backlog_s + by.foreign_queued * mean.work_s,
+            queued=load.queued + round(by.foreign_queued),
+            queued_tokens=load.queued_tokens + round(by.foreign_queued * mean.uncached_tokens),
+            decoding=load.decoding + round(by.foreign_decoding),
+            context_tokens=load.context_tokens + by.foreign_decoding * mean.kv_tokens,
+            kv_held_tokens=max(used_tokens, load.kv_held_tokens + foreign * mean.kv_tokens),
+            foreign=foreign,
+        )
+
+    def forget(self, instance: str) -> None:
+        """The instance is gone."""
+        self._judged.pop(instance, None)
+
+
+class Correction(Struct, frozen=True, kw_only=True):
+    """What one heartbeat changes: sequences that no entry explains, and the age before which entries are phantoms.
+
+    `beats_below` counts the heartbeats in a row that were below the ledger.
+    """
+
+    order: Order | None = None
+    foreign_queued: float = 0.0
+    foreign_decoding: float = 0.0
+    beats_below: int = 0
+    believed_after_s: float = -math.inf
+
+
+NONE = Correction()

@@ -1,0 +1,184 @@
+"""Ledger: what every replica placed and where, until its end is known.
+
+Entries are put, refreshed and ended; nothing is added to or subtracted from a counter, so nothing drifts or goes
+below zero. What counts depends on the set of events and not on their order: an end that overtakes its placement
+still ends it. No session, boot, health or telemetry rule removes an entry; core.correction corrects what a
+decision sees.
+"""
+
+import math
+from collections.abc import Iterator
+
+from tokenfleet.core.live_clock import LiveClock
+from tokenfleet.core.load import Load, MeanWork
+from tokenfleet.core.placed import InstancePlacements, Placed
+from tokenfleet.core.records import Entry, PlacementEnvelope, PlacementEvent
+
+
+class Ledger:
+    """All placements of one site that have not ended."""
+
+    def __init__(self, *, silent_max_s: float = 60.0) -> None:
+        """An entry without an event of its own for `silent_max_s` of listening ends."""
+        self._silent_max_s = silent_max_s
+        self._calls: dict[tuple[str, int], _Call] = {}
+        self._decisions: dict[str, _Decision] = {}
+        self._instances: dict[str, InstancePlacements] = {}
+        self._partitions: dict[int, _Partition] = {}
+        self._mean = MeanWork()
+
+    def hear(self, envelope: PlacementEnvelope, *, partition: int, now_s: float) -> None:
+        """Every event of an envelope read from `partition` of `placements`."""
+        for event in envelope.events:
+            self.apply(event, partition=partition, now_s=now_s)
+
+    def apply(self, event: PlacementEvent, *, partition: int, now_s: float) -> None:
+        """Put, refresh or end one entry; `partition` is the one that carries the events of its instance.
+
+        A replica applies its own events at once, before they are read back; the second time only refreshes.
+        """
+        key = (event.request, event.attempt)
+        decision = self._decisions.get(event.decision)
+        if decision is None:
+            if len(self._decisions) >= DECISIONS_MAX:
+                return
+            decision = self._decisions[event.decision] = _Decision(key)
+            self._calls.setdefault(key, _Call()).decisions.append(event.decision)
+        call = self._calls[decision.call]
+        if event.kind == "ended":
+            decision.ended = True
+        elif event.entry is not None:
+            self._learn(decision, event.entry, now_s)
+        if event.kind == "first_token":
+            decision.first_token = True
+        if event.kind != "placed" and event.decision > call.named:
+            call.named = event.decision
+            for name in call.decisions:
+                self._settle(name, call, now_s)
+        self._settle(event.decision, call, now_s)
+        self._refresh(event.decision, decision, partition)
+
+    def advance(self, partition: int, now_s: float, *, live: bool) -> None:
+        """Tell that `partition` is, or is not, being read at its end; ends what was silent there for too long."""
+        listened = self._partitions.setdefault(partition, _Partition())
+        listened.clock.advance(now_s, live=live)
+        while listened.heard_live_s:
+            name, heard_live_s = next(iter(listened.heard_live_s.items()))
+            if listened.clock.live_s - heard_live_s <= self._silent_max_s:
+                return
+            del listened.heard_live_s[name]
+            self._forget(name, now_s)
+
+    def load(self, instance: str, now_s: float, *, believed_after_s: float = -math.inf) -> Load:
+        """What the entries of `instance` placed after `believed_after_s` add up to."""
+        known = self._instances.get(instance)
+        return known.load(now_s, believed_after_s=believed_after_s) if known else Load()
+
+    def placements(self, instance: str) -> InstancePlacements:
+        """The entries of one instance, to be read only."""
+        return self._instances.get(instance) or InstancePlacements()
+
+    @property
+    def mean_work(self) -> MeanWork:
+        """Mean of the last placements, for sequences of unknown origin."""
+        return self._mean
+
+    def entries(self) -> Iterator[Entry]:
+        for known in self._instances.values():
+            yield from known.entries()
+
+    def __len__(self) -> int:
+        return sum(len(known) for known in self._instances.values())
+
+    def __contains__(self, decision: str) -> bool:
+        known = self._decisions.get(decision)
+        return known is not None and known.counted
+
+    def _learn(self, decision: "_Decision", entry: Entry, now_s: float) -> None:
+        placed_at_s = now_s - max(0.0, entry.age_s)
+        if decision.entry is None:
+            decision.entry, decision.placed_at_s = entry, placed_at_s
+            self._mean = self._mean.then(entry.work_s, entry.uncached_tokens, entry.kv_tokens)
+        elif placed_at_s < decision.placed_at_s:
+            decision.placed_at_s = placed_at_s
+            if decision.counted:
+                self._instances[decision.entry.instance].placed_at(entry.decision, placed_at_s)
+
+    def _settle(self, name: str, call: "_Call", now_s: float) -> None:
+        """Make one decision count, or not, as all that was heard of its call demands."""
+        decision = self._decisions[name]
+        entry = decision.entry
+        if entry is None:
+            return
+        holder = self._instances.setdefault(entry.instance, InstancePlacements())
+        counts = not decision.ended and call.named in ("", name)
+        if counts and not decision.counted:
+            holder.put(Placed(entry=entry, placed_at_s=decision.placed_at_s, first_token=decision.first_token))
+        elif counts and decision.first_token:
+            holder.first_token(name, now_s)
+        elif decision.counted and not counts:
+            holder.remove(name, now_s)
+        decision.counted = counts
+
+    def _refresh(self, name: str, decision: "_Decision", partition: int) -> None:
+        """Put the decision last in its partition's order of silence."""
+        if decision.partition is not None:
+            self._partitions[decision.partition].heard_live_s.pop(name, None)
+        decision.partition = partition
+        listened = self._partitions.setdefault(partition, _Partition())
+        listened.heard_live_s[name] = listened.clock.live_s
+
+    def _forget(self, name: str, now_s: float) -> None:
+        decision = self._decisions.pop(name)
+        if decision.entry is not None:
+            holder = self._instances.get(decision.entry.instance)
+            if holder and decision.counted:
+                holder.remove(name, now_s)
+            if holder is not None and not len(holder):
+                del self._instances[decision.entry.instance]
+        call = self._calls[decision.call]
+        call.decisions.remove(name)
+        if not call.decisions:
+            del self._calls[decision.call]
+
+
+DECISIONS_MAX = 1_000_000  # about 0.5 GB; a site of 2,000 instances has a tenth of it running or just ended
+
+
+class _Decision:
+    """All that was heard of one decision. An ended one is remembered until it is silent for long, as a tombstone."""
+
+    __slots__ = ("call", "counted", "ended", "entry", "first_token", "partition", "placed_at_s")
+
+    def __init__(self, call: tuple[str, int]) -> None:
+        self.call = call
+        self.entry: Entry | None = None
+        self.placed_at_s = 0.0
+        self.first_token = False
+        self.ended = False
+        self.counted = False
+        self.partition: int | None = None
+
+
+class _Call:
+    """One attempt of a logical request: its decisions, and the one that an event other than placed named.
+
+    Two replicas may both have answered it; its gateway uses one answer and names it. Should two be named against
+    that rule, the greater id counts, so that every replica agrees whatever it heard first.
+    """
+
+    __slots__ = ("decisions", "named")
+
+    def __init__(self) -> None:
+        self.decisions: list[str] = []
+        self.named = ""
+
+
+class _Partition:
+    """How long a partition was listened to, and when on that clock each of its decisions last spoke, oldest first."""
+
+    __slots__ = ("clock", "heard_live_s")
+
+    def __init__(self) -> None:
+        self.clock = LiveClock()
+        self.heard_live_s: dict[str, float] = {}

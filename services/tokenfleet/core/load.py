@@ -1,0 +1,47 @@
+"""Load: what one instance has to do, as a decision sees it."""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+
+class Load(Struct, frozen=True, kw_only=True):
+    """Sums over the sequences of one instance.
+
+    `backlog_s` is the stand-alone prefill time not yet done: Σ work of entries before their first token − min(time
+    since the head began, work of the head). `queued` sequences wait for their first token with `queued_tokens` uncached
+    tokens, `decoding` are past it with `context_tokens` of context. `kv_held_tokens` is what all of them will hold in
+    KV. `foreign` sequences, counted in the others, are explained by no placement. `class_running` counts the entries of
+    each class, queued and decoding.
+    """
+
+    backlog_s: float = 0.0
+    queued: int = 0
+    queued_tokens: int = 0
+    decoding: int = 0
+    context_tokens: float = 0.0
+    kv_held_tokens: float = 0.0
+    foreign: float = 0.0
+    class_running: Mapping[str, int] = {}
+
+
+class MeanWork(Struct, frozen=True, kw_only=True):
+    """What a sequence of unknown origin is taken for: the mean of what was placed lately."""
+
+    work_s: float = 0.0
+    uncached_tokens: float = 0.0
+    kv_tokens: float = 0.0
+    samples: int = 0
+
+    def then(self, work_s: float, uncached_tokens: int, kv_tokens: int) -> "MeanWork":
+        """The mean after one more placement: of all at first, fading by MEAN_GAIN later."""
+        gain = max(1.0 / (self.samples + 1), MEAN_GAIN)
+        return MeanWork(
+            work_s=self.work_s + gain * (work_s - self.work_s),
+            uncached_tokens=self.uncached_tokens + gain * (uncached_tokens - self.uncached_tokens),
+            kv_tokens=self.kv_tokens + gain * (kv_tokens - self.kv_tokens),
+            samples=self.samples + 1,
+        )
+
+
+MEAN_GAIN = 1e-3  # about the last thousand placements

@@ -1,0 +1,132 @@
+"""Placed: the entries of one instance and what they add up to.
+
+Sums are taken anew from the entries after a change, never adjusted, so they can't drift from them.
+"""
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from tokenfleet.core.load import Load
+from tokenfleet.core.records import Entry
+
+
+class Placed(Struct, kw_only=True):
+    """An entry that counts; `placed_at_s` is on this process's clock."""
+
+    entry: Entry
+    placed_at_s: float
+    first_token: bool = False
+
+
+class InstancePlacements:
+    """All entries of one instance."""
+
+    def __init__(self) -> None:
+        self._placed: dict[str, Placed] = {}
+        self._ended_at_s: deque[float] = deque(maxlen=ENDS_KEPT_MAX)
+        self._head_free_at_s = -math.inf
+        self._sums: _Sums | None = None
+
+    def put(self, placed: Placed) -> None:
+        self._placed[placed.entry.decision] = placed
+        self._sums = None
+
+    def placed_at(self, decision: str, placed_at_s: float) -> None:
+        """Correct the time of a placement: of two reports the one that travelled less is right."""
+        self._placed[decision].placed_at_s = placed_at_s
+        self._sums = None
+
+    def first_token(self, decision: str, now_s: float) -> None:
+        placed = self._placed[decision]
+        if not placed.first_token:
+            self._leave_queue(placed, now_s)
+            placed.first_token = True
+
+    def remove(self, decision: str, now_s: float) -> None:
+        self._leave_queue(self._placed.pop(decision), now_s)
+        self._ended_at_s.append(now_s)
+
+    def load(self, now_s: float, *, believed_after_s: float = -math.inf) -> Load:
+        """The sums of the entries placed after `believed_after_s`."""
+        sums = self._sums
+        if sums is None or sums.believed_after_s != believed_after_s:
+            sums = self._sums = self._added_up(believed_after_s)
+        head = sums.head
+        if head is None:
+            return sums.load
+        began_at_s = max(head.placed_at_s, self._head_free_at_s)
+        done_s = min(max(0.0, now_s - began_at_s), head.entry.work_s)
+        kept = sums.load
+        return Load(
+            backlog_s=max(0.0, sums.work_s - done_s),
+            queued=kept.queued,
+            queued_tokens=kept.queued_tokens,
+            decoding=kept.decoding,
+            context_tokens=kept.context_tokens,
+            kv_held_tokens=kept.kv_held_tokens,
+            class_running=kept.class_running,
+        )
+
+    def placed_since(self, since_s: float) -> int:
+        return sum(placed.placed_at_s > since_s for placed in self._placed.values())
+
+    def ended_since(self, since_s: float) -> int:
+        return sum(ended_at_s > since_s for ended_at_s in self._ended_at_s)
+
+    def placed_at_of_oldest(self, number: int) -> float:
+        """When the `number`-th oldest entry was placed; −inf for none."""
+        times_s = sorted(placed.placed_at_s for placed in self._placed.values())
+        return times_s[min(number, len(times_s)) - 1] if number > 0 and times_s else -math.inf
+
+    def entries(self) -> Iterator[Entry]:
+        for placed in self._placed.values():
+            yield placed.entry
+
+    def __len__(self) -> int:
+        return len(self._placed)
+
+    def _leave_queue(self, placed: Placed, now_s: float) -> None:
+        """The head's leaving lets the next one begin; another's changes nothing for the head."""
+        if not placed.first_token and not any(_ahead(other, placed) for other in self._placed.values()):
+            self._head_free_at_s = now_s
+        self._sums = None
+
+    def _added_up(self, believed_after_s: float) -> "_Sums":
+        believed = [placed for placed in self._placed.values() if placed.placed_at_s > believed_after_s]
+        queued = [placed for placed in believed if not placed.first_token]
+        decoding = [placed for placed in believed if placed.first_token]
+        load = Load(
+            queued=len(queued),
+            queued_tokens=sum(placed.entry.uncached_tokens for placed in queued),
+            decoding=len(decoding),
+            context_tokens=float(sum(placed.entry.kv_tokens for placed in decoding)),
+            kv_held_tokens=float(sum(placed.entry.kv_tokens for placed in believed)),
+            class_running=Counter(placed.entry.request_class for placed in believed),
+        )
+        return _Sums(
+            believed_after_s=believed_after_s,
+            load=load,
+            work_s=math.fsum(placed.entry.work_s for placed in queued),
+            head=min(queued, key=_place, default=None),
+        )
+
+
+ENDS_KEPT_MAX = 4096  # ends of the last seconds of one instance
+
+
+class _Sums(Struct, frozen=True, kw_only=True):
+    believed_after_s: float
+    load: Load
+    work_s: float
+    head: Placed | None
+
+
+def _place(placed: Placed) -> tuple[float, str]:
+    return placed.placed_at_s, placed.entry.decision
+
+
+def _ahead(other: Placed, placed: Placed) -> bool:
+    return not other.first_token and _place(other) < _place(placed)
