@@ -100,7 +100,7 @@ def admit(
 
 
 def barred(request: Request, classified: Classification, policy: Policy) -> str:
-    """Why the tenant may not ask this at all, whatever the load: no class is open to it, or the model isn't. Else empty."""
+    """Why the tenant may not ask this at all, whatever the load (class or model not open to it); else empty."""
     allowed = policy.tenant(request.tenant).models
     if classified.refused or not allowed or request.model in allowed:
         return classified.refused
