@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from heapq import nsmallest
 from random import Random
 
 import xxhash
@@ -57,13 +58,12 @@ def choose(
     weighed = [(instance, weigh(instance, scale)) for instance in able]
     left, softly_excluded, relaxed = soften(weighed, ask)
     suspect_only = not any(trusted(instance) for instance in able)
-    ranked = sorted(left, key=_rank)
     if suspect_only or not policy.products.tokenpilot:
         how: How = "suspect" if suspect_only else "off"
         target, runner_up = less_loaded_of_two(left, rng)
     else:
-        target, how = _cheapest(ranked, request, pool, policy.tokenpilot, rng=rng, last_instance=last_instance)
-        runner_up = next((pair for pair in ranked if pair is not target), None)
+        target, how = _cheapest(left, request, pool, policy.tokenpilot, rng=rng, last_instance=last_instance)
+        runner_up = min((pair for pair in left if pair is not target), key=_rank, default=None)
     return _routing(
         target,
         runner_up,
@@ -90,7 +90,7 @@ def less_loaded_of_two(pairs: Sequence[Weighed], rng: Random) -> tuple[Weighed, 
 
 
 def _cheapest(
-    ranked: Sequence[Weighed],
+    pairs: Sequence[Weighed],
     request: Request,
     pool: PoolView,
     weights: TokenPilotPolicy,
@@ -99,14 +99,14 @@ def _cheapest(
     last_instance: str,
 ) -> tuple[Weighed, How]:
     """The least cost; its near-ties are one group, from which the prefix's home or a draw picks."""
-    best = ranked[0]
-    last = next((pair for pair in ranked if pair[0].instance == last_instance), None)
+    best = min(pairs, key=_rank)
+    last = next((pair for pair in pairs if pair[0].instance == last_instance), None)
     if last is not None and last is not best and not _worth_leaving(last, best, weights):
         return last, "session"
     if last is best:
         return best, "least_cost"
     limit_s = best[1].cost_s + _tie_s(best, pool, weights)
-    near = [pair for pair in ranked if pair[1].cost_s <= limit_s]
+    near = [pair for pair in pairs if pair[1].cost_s <= limit_s]
     if len(near) == 1:
         return best, "least_cost"
     if len(request.block_keys) >= KEY_BYTES and not any(candidate.hit_tokens for _, candidate in near):
@@ -168,7 +168,7 @@ def _routing(
 ) -> Routing:
     instance, chosen = target
     second = runner_up[1] if runner_up else None
-    others = [candidate for _, candidate in sorted(weighed, key=_rank) if candidate is not chosen]
+    others = [candidate for _, candidate in nsmallest(kept, weighed, key=_rank) if candidate is not chosen]
     deciding = deciding_term(chosen, second) if second and how == "least_cost" else ""
     return Routing(
         target=instance.instance,
