@@ -208,6 +208,11 @@ def test_ties_are_shared_evenly() -> None:
     assert all(abs(count - 1250) <= 0.15 * 1250 for count in counts.values())
 
 
+def test_who_was_scraped_last_does_not_draw_the_burst() -> None:
+    counts = picks(4_000, *[instance(f"b-{n}", age_s=0.25 * n) for n in range(4)])
+    assert all(abs(count - 1000) <= 150 for count in counts.values())
+
+
 def test_ties_are_shared_evenly_when_there_are_several_groups() -> None:
     slow = [instance(f"slow-{n}", backlog_s=2.0) for n in range(4)]
     counts = picks(4_000, *slow, *[instance(f"b-{n}") for n in range(4)])

@@ -14,6 +14,7 @@ from tokenfleet.core.records import PoolCalibration
 from tokenfleet.core.tokenpilot.known import known, upper_quartile
 from tokenfleet.core.view import InstanceView, PoolView
 
+AGE_NORMAL_S = 2.0  # two scrapes; inflating below it would herd every burst onto whoever was scraped last
 AGE_MAX_S = 10.0  # beyond, an instance is suspect anyway; also stands for an unknown age
 KV_USE_MAX = 0.98  # keeps the pressure term finite at full KV
 SHARE_MIN, SHARE_MAX = 0.01, 10.0
@@ -104,14 +105,15 @@ def weigh(instance: InstanceView, scale: Scale) -> Candidate:
 
 
 def spread_s(predicted_s: float, instance: InstanceView, calibration: PoolCalibration) -> float:
-    """How far off the prediction may be (p90): ratio · prediction · (1 + age / 1 s).
+    """How far off the prediction may be (p90): ratio · prediction · (1 + age beyond normal / 1 s).
 
     A queue never makes a prediction surer, whatever was learned: the queued ratio is at least the idle one.
     """
     idle, queued = known(calibration.margin_idle) or 0.0, known(calibration.margin_queued) or 0.0
     ratio = max(idle, queued) if instance.queued > 0 else idle
     age_s = known(instance.age_s)
-    return ratio * predicted_s * (1.0 + (AGE_MAX_S if age_s is None else min(age_s, AGE_MAX_S)))
+    old_s = (AGE_MAX_S if age_s is None else min(age_s, AGE_MAX_S)) - AGE_NORMAL_S
+    return ratio * predicted_s * (1.0 + max(old_s, 0.0))
 
 
 def operator_share(instance: InstanceView) -> float:
