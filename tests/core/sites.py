@@ -56,7 +56,13 @@ def send_to_site(
     """FleetMind's answer at home `b` at 1,000 s."""
     known: dict[str, Any] = {"home": "b", "output_q50": 256.0, "output_q90": 640.0, "now_s": 1000.0, "now_wall_s": 2e9}
     return dispatch(
-        asked or request(), request_class, peers, policy, sends or Sends(kept_s=15.0), rng=Random(seed), **(known | options)
+        asked or request(),
+        request_class,
+        peers,
+        policy,
+        sends or Sends(kept_s=15.0),
+        rng=Random(seed),
+        **(known | options),
     )
 
 

@@ -32,19 +32,18 @@ def cost(demand: Demand, site: str, pool: PoolSummary, seen: Forecast) -> SiteCo
     """J = v·(network + wait + f·work + crowding + E[out]·max(0, TPOT − agreed)) + GPU seconds · price + egress.
 
     v is the class's money per second, f weighs work above waiting, for it also delays those behind (policies.md 1.4).
-    A decoding request takes its share of the iteration: GPU seconds = work + E[out] · TPOT / (decoding + 1).
+    GPU seconds are what the request adds; those of ready but idle replicas are spent wherever it goes.
     """
     agreed_s = demand.terms.tpot_s
     excess_s = max(0.0, seen.tpot_s - agreed_s) * demand.output_q50 if agreed_s is not None else 0.0
     seconds = (
         seen.network_s + seen.wait_s + demand.policy.fleetmind.work_factor * seen.work_s + seen.crowding_s + excess_s
     )
-    gpu_s = seen.work_s + demand.output_q50 * seen.tpot_s / (seen.decoding + 1.0)
     told_price = known(pool.price_per_hour)
     price = told_price if told_price is not None else demand.policy.site(site).price_per_instance_hour
     return SiteCost(
         latency=demand.terms.value_per_s * seconds,
-        gpu=gpu_s * price / HOUR_S,
+        gpu=seen.gpu_s * price / HOUR_S,
         egress=_egress(demand, site),
         tpot_excess_s=excess_s,
     )

@@ -19,9 +19,9 @@ class Forecast(Struct, frozen=True, kw_only=True):
     """Seconds of the request at one site, and how full that site would be.
 
     `network_s` is one round trip and the upload, `work_s` the prefill behind the cached prefix, `tpot_s` the time of an
-    output token with this request added, `end_s` the predicted end with the cautious output estimate. `crowding_s` is
-    what its arrival costs the decodes there. `utilisation` is the largest of the three ratios of capacity, that of
-    `bottleneck`; `headroom_tokens_per_s` is the prefill rate left by it.
+    output token with this request added, `end_s` the predicted end with the cautious output estimate. `gpu_s` is what it
+    adds to the instance's computing, `crowding_s` what that costs the decodes there. `utilisation` is the largest of the
+    three ratios of capacity, that of `bottleneck`; `headroom_tokens_per_s` is the prefill rate that it leaves.
     """
 
     network_s: float
@@ -29,13 +29,13 @@ class Forecast(Struct, frozen=True, kw_only=True):
     work_s: float
     tpot_s: float
     end_s: float
+    gpu_s: float
     crowding_s: float
     utilisation: float
     bottleneck: str
     headroom_tokens_per_s: float
     hit_tokens: int
     uncached_tokens: int
-    decoding: float
 
     @property
     def ttft_s(self) -> float:
@@ -74,6 +74,8 @@ def forecast(demand: Demand, peer: PeerView, pool: PoolSummary, sends: Sends) ->
         work_s=work_s,
         tpot_s=tpot_s,
         end_s=network_s + wait_s + work_s + demand.output_q90 * tpot_s,
+        # An output token adds one token and one read of its context to an iteration that runs anyway.
+        gpu_s=work_s + demand.output_q50 * (coefficients.a_s + coefficients.d_s * demand.request.prompt_tokens),
         crowding_s=demand.policy.fleetmind.decode_crowding
         * (coefficients.a_s * decoding + coefficients.d_s * context_tokens),
         utilisation=uses[bottleneck],
@@ -81,7 +83,6 @@ def forecast(demand: Demand, peer: PeerView, pool: PoolSummary, sends: Sends) ->
         headroom_tokens_per_s=(known(pool.prefill.capacity) or 0.0) * max(0.0, 1.0 - uses[bottleneck]),
         hit_tokens=hit,
         uncached_tokens=uncached,
-        decoding=decoding,
     )
 
 
