@@ -9,6 +9,8 @@ decision sees.
 import math
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from tokenfleet.core.live_clock import LiveClock
 from tokenfleet.core.load import Load, MeanWork
 from tokenfleet.core.placed import InstancePlacements, Placed
@@ -77,6 +79,13 @@ class Ledger:
     def placements(self, instance: str) -> InstancePlacements:
         """The entries of one instance, to be read only."""
         return self._instances.get(instance) or InstancePlacements()
+
+    def entry(self, decision: str, now_s: float) -> Entry | None:
+        """The entry of `decision` with its age as of now, as long as it is remembered; None if it never came."""
+        known = self._decisions.get(decision)
+        if known is None or known.entry is None:
+            return None
+        return replace(known.entry, age_s=max(0.0, now_s - known.placed_at_s))
 
     @property
     def mean_work(self) -> MeanWork:

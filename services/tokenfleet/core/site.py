@@ -1,0 +1,342 @@
+"""Site: all that one replica knows of its datacenter, and of the others, from the facts on the topics.
+
+The one object with state. `heard` takes a fact in, `pool` joins the tables into what a decision sees, `settled` takes
+in how a request went. core.schedule decides on it; the services, the stream processors and the simulator drive it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tokenfleet.core.capacity import CapacityTable, InstanceRow, liveness
+from tokenfleet.core.correction import Corrections
+from tokenfleet.core.decision import Decision, Request
+from tokenfleet.core.errors import PolicyError
+from tokenfleet.core.failures import FAILED, Failures, Standing
+from tokenfleet.core.fleetmind.sends import Send, Sends
+from tokenfleet.core.ledger import Ledger
+from tokenfleet.core.peers import Peers
+from tokenfleet.core.policy import Policy, parse_policy
+from tokenfleet.core.predict.output import OutputTable
+from tokenfleet.core.predict.work import prior_coefficients
+from tokenfleet.core.prefix import PrefixIndex
+from tokenfleet.core.records import (
+    TERMINAL_KINDS,
+    CapacityShard,
+    Control,
+    Entry,
+    Feedback,
+    KvDelta,
+    KvSnapshot,
+    KvState,
+    OutcomeEvent,
+    PlacementEnvelope,
+    PlacementEvent,
+    PolicyRevision,
+    PoolCalibration,
+    SiteSummary,
+    SketchChunk,
+)
+from tokenfleet.core.slomax.quota import Quotas
+from tokenfleet.core.view import Availability, InstanceView, PoolView
+
+Fact = (
+    CapacityShard
+    | KvDelta
+    | KvSnapshot
+    | PlacementEnvelope
+    | Control
+    | PolicyRevision
+    | Feedback
+    | SiteSummary
+    | SketchChunk
+)
+
+SESSIONS_MAX = 100_000  # conversations remembered; the one unheard for longest goes first
+ANSWERS_MAX = 50_000  # calls whose answer is kept, so that a repeated call gets the same one
+
+
+class Heard(Struct, frozen=True, kw_only=True):
+    """Where and how a fact was heard: its place in the log, and whether it was read live or while catching up."""
+
+    partition: int = 0
+    offset: int = 0
+    now_s: float
+    live: bool = True
+
+
+class Site:
+    """The tables of the site `name` under one policy."""
+
+    def __init__(self, name: str, policy: Policy, *, policy_hash: str = "", replica: str = "") -> None:
+        self.name = name
+        self.replica = replica
+        self.policy = policy
+        self.policy_hash = policy_hash
+        self.capacity = CapacityTable()
+        self.prefix = PrefixIndex()
+        self.ledger = Ledger(silent_max_s=policy.ledger.silent_max_s)
+        self.corrections = Corrections(self.ledger, policy.ledger)
+        self.failures = Failures(policy.liveness)
+        self.peers = Peers()
+        self.sends = Sends(kept_s=policy.fleetmind.sends_kept_s)
+        self.quotas = Quotas()
+        self.outputs = OutputTable()
+        self.calibration_revision = 0
+        self.conflicts: dict[str, int] = {}
+        self._calibrations: dict[str, PoolCalibration] = {}
+        self._controls: dict[str, Control] = {}
+        self._sessions: OrderedDict[str, str] = OrderedDict()
+        self._answers: OrderedDict[tuple[str, int, int], Decision] = OrderedDict()
+
+    def heard(self, fact: Fact, how: Heard) -> None:
+        """Takes a fact in. Facts may come in any order and more than once.
+
+        Raises PolicyError for a policy revision that can't be used; the one in force stays.
+        """
+        match fact:
+            case CapacityShard():
+                self._heard_capacity(fact, how)
+            case KvDelta() | KvSnapshot():
+                self.prefix.apply(fact)
+            case PlacementEnvelope():
+                self.ledger.hear(fact, partition=how.partition, now_s=how.now_s)
+                self._note_sends(fact, how.now_s)
+            case SiteSummary():
+                self.peers.heard_summary(fact, offset=how.offset, now_s=how.now_s, live=how.live)
+            case SketchChunk():
+                self.peers.heard_sketch(fact)
+            case Control():
+                self._controls[fact.instance] = fact
+            case Feedback():
+                self._heard_feedback(fact)
+            case PolicyRevision():
+                self._heard_policy(fact)
+
+    def pool(self, model: str, now_s: float, request: Request | None = None) -> PoolView:
+        """All instances of `model` at this site; with the prefix credit of `request` when given.
+
+        Raises UnknownModelError for a model that the policy lacks.
+        """
+        terms = self.policy.model(model)
+        name = pool_name(model, self.name)
+        calibration = self._calibrations.get(name) or self._prior(name, model)
+        hits = self.prefix.hits(request.block_keys) if request is not None and request.block_keys else {}
+        block_tokens = request.block_tokens if request is not None else 0
+        rows = [row for row in self.capacity.rows() if row.beat.model == model]
+        standings = self.failures.standings([row.beat.instance for row in rows], now_s)
+        instances = tuple(
+            self._view(row, now_s, calibration, hits, block_tokens, standings.get(row.beat.instance, "in"))
+            for row in rows
+        )
+        return PoolView(
+            site=self.name,
+            pool=name,
+            model=model,
+            instances=instances,
+            calibration=calibration,
+            budget_tokens=terms.budget_tokens,
+            seats_max=terms.seats_max,
+            age_s=self.capacity.age_s(now_s),
+        )
+
+    def pools(self, now_s: float) -> tuple[PoolView, ...]:
+        """The pools of all models of the policy that have an instance here."""
+        served = {row.beat.model for row in self.capacity.rows()}
+        return tuple(self.pool(model, now_s) for model in sorted(self.policy.models) if model in served)
+
+    def running_of(self, tenant: str) -> int:
+        """Unfinished placements of `tenant` at this site."""
+        return sum(entry.tenant == tenant for entry in self.ledger.entries())
+
+    def placed(self, event: PlacementEvent, *, partition: int, session: str, now_s: float) -> None:
+        """Counts an own placement at once, before it is read back."""
+        self.ledger.apply(event, partition=partition, now_s=now_s)
+        if event.kind == "placed":
+            self.failures.probed(event.instance, now_s)
+        if session:
+            self._remember(session, event.instance)
+
+    def last_instance(self, session: str) -> str:
+        """The instance that served `session` last, empty if unknown."""
+        return self._sessions.get(session, "")
+
+    def answered(self, request: Request) -> Decision | None:
+        """The answer that this replica gave to the same (request, attempt, hop) before."""
+        return self._answers.get((request.id, request.attempt, request.hop))
+
+    def answer(self, request: Request, decision: Decision) -> None:
+        """Keeps the answer, so that a repeated call gets the same one."""
+        self._answers[request.id, request.attempt, request.hop] = decision
+        if len(self._answers) > ANSWERS_MAX:
+            self._answers.popitem(last=False)
+
+    def settled(self, event: OutcomeEvent, *, now_s: float) -> tuple[OutcomeEvent, PlacementEvent | None]:
+        """Takes in how a request goes: the event with what was believed, and the ledger's change."""
+        entry = self.ledger.entry(event.decision, now_s)
+        if entry is not None:
+            event = replace(event, placed=entry.placed, predicted_ttft_s=entry.predicted_ttft_s)
+        instance = event.instance or (entry.instance if entry else "")
+        if instance and (failed := FAILED.get(event.kind)) is not None:
+            self.failures.settled(instance, failed=failed, now_s=now_s)
+        return event, self._placement_change(event, entry, instance)
+
+    def advance(self, partition: int, now_s: float, *, live: bool) -> None:
+        """Tells that a partition of `placements` is, or is not, being read at its end."""
+        self.ledger.advance(partition, now_s, live=live)
+
+    def versions(self) -> dict[str, str]:
+        """The versions of the tables that a decision is made on."""
+        shards = self.capacity.orders()
+        named = {f"capacity.{shard}": f"{epoch}:{n}" for shard, (_, epoch, n) in shards.items()}
+        return named | {"policy": self.policy_hash[:12], "calibration": str(self.calibration_revision)}
+
+    def _heard_capacity(self, shard: CapacityShard, how: Heard) -> None:
+        applied = self.capacity.apply(shard, offset=how.offset, now_s=how.now_s, live=how.live)
+        if not applied.accepted:
+            return
+        for instance in applied.conflicts:
+            self.conflicts[instance] = self.conflicts.get(instance, 0) + 1
+        for heard in shard.rows:
+            if (row := self.capacity.row(heard.beat.instance)) is None:
+                continue
+            self.prefix.verify(row.beat.instance, row.beat.digest, boot=row.beat.boot, now_s=how.now_s)
+            self.corrections.heard(row, how.now_s)
+
+    def _heard_feedback(self, feedback: Feedback) -> None:
+        if feedback.revision < self.calibration_revision:
+            return
+        self.calibration_revision = feedback.revision
+        self._calibrations = {pool.pool: pool for pool in feedback.pools}
+        self.outputs = OutputTable(feedback.outputs)
+
+    def _heard_policy(self, revision: PolicyRevision) -> None:
+        if revision.revision <= self.policy.revision:
+            return
+        policy = parse_policy(revision.toml, source=f"policy revision {revision.revision}")
+        if policy.revision != revision.revision:
+            raise PolicyError(f"policy revision {revision.revision}: its file says revision {policy.revision}")
+        self.policy = policy
+        self.policy_hash = revision.sha256
+        self.quotas.retain(frozenset(policy.tenants))
+
+    def _prior(self, name: str, model: str) -> PoolCalibration:
+        factor = self.policy.tokenpilot.unlearned_factor
+        return PoolCalibration(
+            pool=name, model=model, coefficients=prior_coefficients(self.policy.model(model), factor=factor)
+        )
+
+    def _view(
+        self,
+        row: InstanceRow,
+        now_s: float,
+        calibration: PoolCalibration,
+        hits: Mapping[str, int],
+        block_tokens: int,
+        standing: Standing,
+    ) -> InstanceView:
+        beat = row.beat
+        live = liveness(row, now_s, self.policy.liveness)
+        availability, reason, weight = self._controlled(beat.instance, live.availability, live.reason)
+        if standing in ("out", "probed"):
+            availability, reason = "out", "its requests failed lately"
+        load = self.corrections.load(row, now_s)
+        kv_state = self.prefix.state(beat.instance)
+        block_size = beat.block_size or 0
+        return InstanceView(
+            instance=beat.instance,
+            address=beat.address,
+            model=beat.model,
+            model_digest=beat.model_digest,
+            engine=beat.engine,
+            availability=availability,
+            availability_reason=reason,
+            suspect=live.suspect,
+            age_s=row.age_s(now_s),
+            context_max_tokens=beat.context_max_tokens,
+            backlog_s=load.backlog_s,
+            queued=load.queued,
+            queued_tokens=load.queued_tokens,
+            decoding=load.decoding,
+            context_tokens=load.context_tokens,
+            kv_held_tokens=load.kv_held_tokens,
+            kv_total_tokens=beat.kv_total_blocks * block_size if beat.kv_total_blocks and block_size else None,
+            hit_tokens=hits.get(beat.instance, 0) * block_tokens,
+            p_hit=p_hit(calibration, kv_state),
+            kv_state=kv_state,
+            foreign=load.foreign,
+            probe=standing == "probe",
+            weight=weight,
+            class_running=dict(load.class_running),
+        )
+
+    def _controlled(self, instance: str, availability: Availability, reason: str) -> tuple[Availability, str, float]:
+        """Availability under the operator's word, which can only take away."""
+        control = self._controls.get(instance)
+        if control is None:
+            return availability, reason, 1.0
+        if control.state != "ready" and availability in ("ready", "starting"):
+            return control.state, control.reason or f"by {control.by or 'an operator'}", control.weight
+        return availability, reason, control.weight
+
+    def _placement_change(self, event: OutcomeEvent, entry: Entry | None, instance: str) -> PlacementEvent | None:
+        if not event.decision:
+            return None
+        if event.kind in TERMINAL_KINDS:
+            return PlacementEvent(
+                kind="ended",
+                decision=event.decision,
+                request=event.request,
+                attempt=event.attempt,
+                instance=instance or "unknown",
+            )
+        if event.kind in ("first_token", "progress") and entry is not None:
+            return PlacementEvent(
+                kind="first_token" if event.kind == "first_token" else "progress",
+                decision=entry.decision,
+                request=entry.request,
+                attempt=entry.attempt,
+                instance=entry.instance,
+                entry=entry,
+            )
+        return None
+
+    def _note_sends(self, envelope: PlacementEnvelope, now_s: float) -> None:
+        """What peers placed here counts as sent here, for the site's own wait."""
+        for event in envelope.events:
+            if event.kind == "placed" and event.entry is not None:
+                self.sends.sent(send_of(event.entry, self.name, now_s))
+
+    def _remember(self, session: str, instance: str) -> None:
+        self._sessions[session] = instance
+        self._sessions.move_to_end(session)
+        if len(self._sessions) > SESSIONS_MAX:
+            self._sessions.popitem(last=False)
+
+
+def pool_name(model: str, site: str) -> str:
+    """A pool is a model at a site."""
+    return f"{model}@{site}"
+
+
+def p_hit(calibration: PoolCalibration, state: KvState) -> float:
+    """Chance that a credited block is there, by the source of the evidence."""
+    if state == "exact":
+        return calibration.p_hit
+    return calibration.p_hit_approx if state == "approx" else calibration.p_hit_dispatch
+
+
+def send_of(entry: Entry, site: str, at_s: float) -> Send:
+    """A placement as FleetMind replays it."""
+    return Send(
+        request=entry.request,
+        attempt=entry.attempt,
+        site=site,
+        model=entry.model,
+        at_s=at_s,
+        work_s=entry.work_s,
+        uncached_tokens=entry.uncached_tokens,
+        kv_tokens=entry.kv_tokens,
+    )
