@@ -15,7 +15,30 @@ from tokenfleet.core.tokenpilot.choose import choose
 from tokenfleet.core.tokenpilot.routing import Routing
 from tokenfleet.core.view import InstanceView, PoolView
 
-POLICY = parse_policy((files("tokenfleet.core") / "default_policy.toml").read_text(), source="default")
+SHIPPED = parse_policy((files("tokenfleet.core") / "default_policy.toml").read_text(), source="default")
+MODELS = {  # what these tests measure against: the large one is Llama-3.1-70B on TP8 H100 (L70 in sim/profiles.toml)
+    "small-chat": replace(
+        SHIPPED.models["small-chat"],
+        kv_bytes_per_token=57_344,
+        budget_tokens=4096,
+        c0_s=0.006,
+        w_min_s=0.002,
+        a_s=3.2e-5,
+        b_s=1.0e-10,
+        d_s=4.0e-9,
+    ),
+    "large-chat": replace(
+        SHIPPED.models["large-chat"],
+        kv_bytes_per_token=327_680,
+        budget_tokens=4096,
+        c0_s=0.0075,
+        w_min_s=0.0026,
+        a_s=3.78e-5,
+        b_s=4.94e-10,
+        d_s=1.3e-8,
+    ),
+}
+POLICY = replace(SHIPPED, models=MODELS)
 
 
 def instance(name: str, **facts: Any) -> InstanceView:
