@@ -72,10 +72,19 @@ def keys(*values: int) -> bytes:
     return np.array(values, dtype="<u8").tobytes()
 
 
-def stored(instance: str = "a", values: Sequence[int] = (), *, n: int = 1, claim: int = 0, **facts: Any) -> KvDelta:
+def stored(
+    instance: str = "a",
+    values: Sequence[int] = (),
+    *,
+    n: int = 1,
+    claim: int = 0,
+    cluster: str = CLUSTER,
+    **facts: Any,
+) -> KvDelta:
     """A delta that stores `values`; `removed=keys(...)`, `cleared=True` and the other fields go in `facts`."""
     known: dict[str, Any] = {"boot": "boot-1", "model": MODEL, "block_tokens": 256}
-    return KvDelta(instance=instance, order=order(n, claim=claim), stored=keys(*values), **(known | facts))
+    of = order(n, claim=claim, cluster=cluster)
+    return KvDelta(instance=instance, order=of, stored=keys(*values), **(known | facts))
 
 
 def snapshot(

@@ -1,0 +1,131 @@
+"""Block table: who holds which block, as one dict from key to a bitset of holders.
+
+A bitset is an int whose bit k stands for slot k. A holder that forgets everything gets a new slot, which costs
+nothing at once: the old slot's bits stay behind, are masked out by whoever asks, and are swept away step by step. A
+slot's own bit is one object shared by all keys that only it holds; keys stored in a row share their bitsets too.
+"""
+
+from collections.abc import Iterator
+from functools import reduce
+from operator import xor
+
+import numpy as np
+from msgspec import Struct
+
+
+class Change(Struct, frozen=True):
+    """How many keys a call really stored or removed, and their XOR."""
+
+    blocks: int
+    xor: int
+
+
+class BlockTable:
+    """Block keys of many holders. Keys travel as packed little-endian u64."""
+
+    def __init__(self, *, keys_max: int) -> None:
+        """Beyond `keys_max` different keys, keys that nobody holds yet are not stored."""
+        self._keys_max = keys_max
+        self._holders: dict[int, int] = {}
+        self._bits: list[int] = []
+        self._free: list[int] = []
+        self._retired = 0
+        self._sweep: Iterator[int] | None = None
+        self._sweeping = 0
+
+    def __len__(self) -> int:
+        """Different keys held, those not yet swept included."""
+        return len(self._holders)
+
+    def open(self) -> int:
+        """A slot that holds nothing."""
+        if self._free:
+            return self._free.pop()
+        self._bits.append(1 << len(self._bits))
+        return len(self._bits) - 1
+
+    def retire(self, slot: int) -> None:
+        """The holder of `slot` has forgotten everything; its bits are swept later and the slot then used again."""
+        self._retired |= self._bits[slot]
+
+    def store(self, slot: int, keys: bytes) -> Change:
+        """Add `slot` to the holders of each key; storing a key twice changes nothing."""
+        holders, bit = self._holders, self._bits[slot]
+        packed = np.frombuffer(keys, "<u8")
+        wanted: list[int] = packed.tolist()
+        if len(holders) + len(wanted) > self._keys_max:
+            wanted = [key for key in wanted if key in holders]
+        new: list[int] = []
+        last_held, last_joined = 0, bit
+        for key in wanted:
+            held = holders.get(key, 0)
+            if held & bit:
+                continue
+            if held is not last_held:
+                last_held, last_joined = held, held | bit if held else bit
+            holders[key] = last_joined
+            new.append(key)
+        if len(new) == len(packed):
+            return Change(len(new), int(np.bitwise_xor.reduce(packed)))
+        return Change(len(new), reduce(xor, new, 0))
+
+    def remove(self, slot: int, keys: bytes) -> Change:
+        """Take `slot` from the holders of each key that it holds."""
+        holders, bit = self._holders, self._bits[slot]
+        gone: list[int] = []
+        wanted: list[int] = np.frombuffer(keys, "<u8").tolist()
+        for key in wanted:
+            held = holders.get(key, 0)
+            if not held & bit:
+                continue
+            self._put(key, held ^ bit)
+            gone.append(key)
+        return Change(len(gone), reduce(xor, gone, 0))
+
+    def runs(self, keys: bytes, among: int) -> list[tuple[int, int]]:
+        """(blocks, bitset) for the slots of bitset `among`, longest first: all whose unbroken run from the start of
+        `keys` is exactly that long. Slots without the first key are left out."""
+        found: list[tuple[int, int]] = []
+        holders, walked, alive = self._holders, 0, among
+        wanted: list[int] = np.frombuffer(keys, "<u8").tolist()
+        for key in wanted:
+            left = holders.get(key, 0) & alive
+            if left != alive:
+                if walked:
+                    found.append((walked, alive ^ left))
+                if not left:
+                    return found[::-1]
+                alive = left
+            walked += 1
+        return [(walked, alive), *found[::-1]] if walked else []
+
+    def sweep(self, keys: int) -> None:
+        """Look at up to `keys` keys for bits of retired slots; when all were looked at, the slots are free again."""
+        if self._sweep is None:
+            if not self._retired:
+                return
+            self._sweeping, self._retired = self._retired, 0
+            self._sweep = iter(list(self._holders))  # the dict may change between two steps
+        for _ in range(keys):
+            if (key := next(self._sweep, None)) is None:
+                self._sweep = None
+                self._free += slots(self._sweeping)
+                return
+            if dead := self._holders.get(key, 0) & self._sweeping:
+                self._put(key, self._holders[key] ^ dead)
+
+    def _put(self, key: int, held: int) -> None:
+        if not held:
+            del self._holders[key]
+        elif held & (held - 1):
+            self._holders[key] = held
+        else:
+            self._holders[key] = self._bits[held.bit_length() - 1]
+
+
+def slots(bitset: int) -> Iterator[int]:
+    """The slots of a bitset, least first."""
+    while bitset:
+        low = bitset & -bitset
+        yield low.bit_length() - 1
+        bitset ^= low

@@ -1,0 +1,103 @@
+"""Prefix: which instances hold how much of a request's prefix in their KV cache.
+
+Deltas are applied while their numbers follow one another; a gap, or a digest that goes on disagreeing, takes the
+instance's credit until the next complete snapshot. The index is a lower bound of the truth or says nothing.
+"""
+
+from tokenfleet.core.block_table import BlockTable, slots
+from tokenfleet.core.kv_stream import KvStream
+from tokenfleet.core.records import KvDelta, KvDigest, KvRecord, KvState
+
+
+class PrefixIndex:
+    """Canonical blocks of all instances of one site."""
+
+    def __init__(self, *, keys_max: int = 8_000_000) -> None:
+        """`keys_max` bounds memory, about 100 MB a million; an instance whose keys find no room gets no credit."""
+        self._table = BlockTable(keys_max=keys_max)
+        self._streams: dict[str, KvStream] = {}
+        self._instances: dict[int, str] = {}  # slot → instance, of those that get credit
+        self._credited = 0
+
+    def apply(self, record: KvRecord) -> None:
+        """A change or a part of a snapshot of one instance. Old, repeated and foreign lives' records change nothing."""
+        stream = self._streams.get(record.instance)
+        if stream is None:
+            stream = self._streams[record.instance] = KvStream(self._table)
+        self._debit(stream)
+        if isinstance(record, KvDelta):
+            stream.delta(record)
+            keys = len(record.stored) // 8
+        else:
+            stream.snapshot(record)
+            keys = len(record.keys) // 8
+        self._credit(record.instance, stream)
+        self._table.sweep(SWEPT_AT_LEAST + SWEPT_PER_KEY * keys)
+
+    def verify(self, instance: str, digest: KvDigest, *, boot: str, now_s: float) -> KvState:
+        """Compare the index with what a heartbeat says the instance holds; returns the state believed now."""
+        if (stream := self._streams.get(instance)) is None:
+            return "none"
+        self._debit(stream)
+        stream.verify(digest, boot=boot, now_s=now_s)
+        self._credit(instance, stream)
+        return stream.state
+
+    def hits(self, keys: bytes) -> dict[str, int]:
+        """Instance → blocks of `keys` that it holds from the first on without a break; absent: none."""
+        found: dict[str, int] = {}
+        for blocks, bitset in self.runs(keys):
+            for slot in slots(bitset):
+                found[self._instances[slot]] = blocks
+        return found
+
+    def runs(self, keys: bytes) -> list[tuple[int, int]]:
+        """(blocks, bitset of slots) with the longest run first; `instance_of` names a slot."""
+        return self._table.runs(keys, self._credited)
+
+    def instance_of(self, slot: int) -> str:
+        return self._instances[slot]
+
+    def state(self, instance: str) -> KvState:
+        """What may be believed: `none` without credit."""
+        stream = self._streams.get(instance)
+        return stream.state if stream else "none"
+
+    def block_tokens(self, instance: str) -> int:
+        """Tokens of a canonical block of the instance, 0 when unknown."""
+        stream = self._streams.get(instance)
+        return stream.block_tokens if stream else 0
+
+    def blocks(self, instance: str) -> int:
+        """Blocks indexed for the instance, with or without credit."""
+        stream = self._streams.get(instance)
+        return stream.blocks if stream else 0
+
+    @property
+    def blocks_total(self) -> int:
+        """(block, instance) pairs indexed."""
+        return sum(stream.blocks for stream in self._streams.values())
+
+    def order(self, instance: str) -> tuple[int, int]:
+        """(claim, n) of the instance's last record: names the version of its blocks that a decision saw."""
+        stream = self._streams.get(instance)
+        return stream.order if stream else (-1, -1)
+
+    def drop(self, instance: str) -> None:
+        """The instance is gone."""
+        if (stream := self._streams.pop(instance, None)) is not None:
+            self._debit(stream)
+            stream.close()
+
+    def _debit(self, stream: KvStream) -> None:
+        if self._instances.pop(stream.slot, None) is not None:
+            self._credited ^= 1 << stream.slot
+
+    def _credit(self, instance: str, stream: KvStream) -> None:
+        if stream.state != "none":
+            self._instances[stream.slot] = instance
+            self._credited |= 1 << stream.slot
+
+
+SWEPT_PER_KEY = 4  # keys looked at for each key stored: a sweep ends before the table has grown by a quarter
+SWEPT_AT_LEAST = 16
