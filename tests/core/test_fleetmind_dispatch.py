@@ -147,8 +147,10 @@ def test_other_reasons_for_nowhere() -> None:
 
 
 def test_all_busy_tells_the_least_wait() -> None:
-    found = send_to_site([peer("b"), waiting("c", 7.2), waiting("d", 9.0)])
-    assert found.retry_after_s == pytest.approx(7.0, abs=0.01)  # 7.2 s, 0.2 s ago
+    sites = [peer("b"), waiting("c", 7.2), waiting("d", 9.0)]
+    hints_s = [send_to_site(sites, seed=seed).retry_after_s or 0.0 for seed in range(200)]
+    assert sum(hints_s) / 200 == pytest.approx(7.0, abs=0.3)  # 7.2 s, 0.2 s ago, ± 20 %
+    assert 5.6 <= min(hints_s) < 6.0 < 8.0 < max(hints_s) <= 8.4
 
 
 # --- money ---

@@ -20,6 +20,7 @@ from tokenfleet.core.fleetmind.refusal import reason_of
 from tokenfleet.core.fleetmind.residency import residency_refusal
 from tokenfleet.core.fleetmind.sends import Send, Sends
 from tokenfleet.core.policy import Policy
+from tokenfleet.core.slomax.retry import retry_after_s
 from tokenfleet.core.view import PeerView
 
 KEY_BYTES = 8  # one packed block key
@@ -29,8 +30,9 @@ class Dispatch(Struct, frozen=True, kw_only=True):
     """Where the request goes, or why nowhere: `site` is empty iff `reason` is not.
 
     `options` are all sites in the order of their names, each with its cost or its refusal. `retry_after_s` comes with
-    all_busy: the least wait found. `stale`: the chosen site's summary is old, no fresher one passed. `send` is to be
-    remembered with `Sends.sent` if the request goes there; a send to home only where home's summary is a past one.
+    all_busy: the least wait found, within limits and spread. `stale`: the chosen site's summary is old, no fresher one
+    passed. `send` is to be remembered with `Sends.sent` if the request goes there; a send to home only where home's
+    summary is a past one.
     """
 
     site: str
@@ -80,7 +82,7 @@ def dispatch(
 ) -> Dispatch:
     """The site for one request that arrived at `home`; `peers` are all known sites, home with its own summary included.
 
-    Output estimates are in tokens, bounded by the caller's budget. `rng` is drawn from only for a request with neither
+    Output estimates are in tokens, bounded by the caller's budget. `rng` spreads Retry-After, and requests with neither
     blocks nor session. With the product off home takes all that it may. Raises UnknownModelError and
     UnknownTenantError for names that the policy lacks.
     """
@@ -104,7 +106,7 @@ def dispatch(
     eligible = [each for each in judged if isinstance(each, Eligible)]
     refused = [each for each in judged if isinstance(each, Refused)]
     if not eligible:
-        return _nowhere(refused, policy, options)
+        return _nowhere(refused, policy, options, rng)
     chosen, why = _chosen(demand, [e for e in eligible if not e.stale] or eligible, rng)
     return Dispatch(
         site=chosen.site,
@@ -193,14 +195,14 @@ def _by_prefix(demand: Demand, near: Sequence[Eligible], rng: Random) -> Eligibl
     return max(near, key=score)
 
 
-def _nowhere(refused: Sequence[Refused], policy: Policy, options: tuple[SiteOption, ...]) -> Dispatch:
+def _nowhere(refused: Sequence[Refused], policy: Policy, options: tuple[SiteOption, ...], rng: Random) -> Dispatch:
     reason = reason_of([each.refusal.kind for each in refused])
     waits_s = [each.forecast.wait_s for each in refused if each.forecast is not None]
     listed = "; ".join(f"{each.peer.site}: {each.refusal.text}" for each in refused) or "no site is known"
     return Dispatch(
         site="",
         reason=reason,
-        retry_after_s=max(min(waits_s), policy.slomax.retry_after_min_s) if reason == "all_busy" and waits_s else None,
+        retry_after_s=retry_after_s(min(waits_s), policy, rng) if reason == "all_busy" and waits_s else None,
         options=options,
         sentence=f"no site takes it. {listed}",
     )

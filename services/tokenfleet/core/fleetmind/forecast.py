@@ -19,9 +19,9 @@ class Forecast(Struct, frozen=True, kw_only=True):
     """Seconds of the request at one site, and how full that site would be.
 
     `network_s` is one round trip and the upload, `work_s` the prefill behind the cached prefix, `tpot_s` the time of an
-    output token with this request added, `end_s` the predicted end with the cautious output estimate. `gpu_s` is what it
-    adds to the instance's computing, `crowding_s` what that costs the decodes there. `utilisation` is the largest of the
-    three ratios of capacity, that of `bottleneck`; `headroom_tokens_per_s` is the prefill rate that it leaves.
+    output token with this request added, `end_s` the predicted end with the cautious output estimate. `gpu_s` is what
+    it adds to the instance's computing, `crowding_s` what that costs the decodes there. `utilisation` is the largest
+    of the three ratios of capacity, that of `bottleneck`; `headroom_tokens_per_s` is the prefill rate that it leaves.
     """
 
     network_s: float

@@ -17,6 +17,7 @@ from tokenfleet.core.predict.work import decode_iteration_s, prefill_work_s, unc
 from tokenfleet.core.slomax.budget import bounded_tokens
 from tokenfleet.core.slomax.classify import Classification
 from tokenfleet.core.slomax.quota import Charge
+from tokenfleet.core.slomax.retry import retry_after_s
 from tokenfleet.core.tokenpilot.filters import count, refusal_of
 from tokenfleet.core.tokenpilot.known import known
 from tokenfleet.core.view import InstanceView, PoolView
@@ -92,7 +93,7 @@ def admit(
     evidence = replace(evidence, running=room.running, bound=room.bound)
     if charge.refused:
         wait_s = charge.retry_after_s if charge.retry_after_s is not None else _first_end_s(room)
-        return _rejected("quota", replace(evidence, retry_after_s=_spread_s(wait_s, policy, rng)), charge.refused)
+        return _rejected("quota", replace(evidence, retry_after_s=retry_after_s(wait_s, policy, rng)), charge.refused)
     slack_s = _slack_s(request, terms, room)
     if slack_s is not None and slack_s < 0.0:
         return _rejected("infeasible", evidence, f"the deadline passes {-slack_s:.1f} s before the likely end")
@@ -113,7 +114,7 @@ def _by_load(
     """Room now: admit. None: a job with a deadline comes later if it still can make it, all others are all_busy."""
     if room.running >= room.bound:
         name = evidence.request_class
-        problem = f"{room.running} {name} requests on {room.instances} instances, {room.bound} allowed"
+        problem = f"{room.running} {name} requests running, {room.bound} allowed on {room.instances} ready"
         free_in_s = (room.running + 1 - room.bound) * _first_end_s(room)
     elif room.wait_s > terms.backlog_max_s:
         problem = f"the least wait is {room.wait_s:.1f} s, the class may wait {terms.backlog_max_s:.1f} s"
@@ -128,7 +129,7 @@ def _by_load(
             admission=replace(evidence, not_before_s=later_s),
             detail=f"{problem}; {slack_s:.0f} s of slack to the deadline",
         )
-    return _rejected("all_busy", replace(evidence, retry_after_s=_spread_s(free_in_s, policy, rng)), problem)
+    return _rejected("all_busy", replace(evidence, retry_after_s=retry_after_s(free_in_s, policy, rng)), problem)
 
 
 def _usable(pool: PoolView) -> Sequence[InstanceView]:
@@ -179,13 +180,6 @@ def _slack_s(request: Request, terms: RequestClass, room: Room) -> float | None:
 def _first_end_s(room: Room) -> float:
     """Expected time until one of the class's running requests ends: one median stay over their number."""
     return (room.work_s + room.output_s) / max(1, room.running)
-
-
-def _spread_s(wait_s: float, policy: Policy, rng: Random) -> float:
-    """Retry-After: the wait within its limits, × U(1 ± spread) so that the refused don't come back together."""
-    terms = policy.slomax
-    bounded_s = min(max(wait_s, terms.retry_after_min_s), terms.retry_after_max_s)
-    return bounded_s * rng.uniform(1.0 - terms.retry_after_spread, 1.0 + terms.retry_after_spread)
 
 
 def _rejected(reason: Reason, evidence: Admission, detail: str) -> Ruling:
