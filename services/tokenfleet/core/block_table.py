@@ -6,10 +6,9 @@ slot's own bit is one object shared by all keys that only it holds; keys stored 
 """
 
 from collections.abc import Iterator
-from functools import reduce
-from operator import xor
 
 import numpy as np
+from numpy.typing import NDArray
 from msgspec import Struct
 
 
@@ -65,22 +64,20 @@ class BlockTable:
                 last_held, last_joined = held, held | bit if held else bit
             holders[key] = last_joined
             new.append(key)
-        if len(new) == len(packed):
-            return Change(len(new), int(np.bitwise_xor.reduce(packed)))
-        return Change(len(new), reduce(xor, new, 0))
+        return _change(new, packed)
 
     def remove(self, slot: int, keys: bytes) -> Change:
         """Take `slot` from the holders of each key that it holds."""
         holders, bit = self._holders, self._bits[slot]
+        packed = np.frombuffer(keys, "<u8")
         gone: list[int] = []
-        wanted: list[int] = np.frombuffer(keys, "<u8").tolist()
-        for key in wanted:
+        for key in packed.tolist():
             held = holders.get(key, 0)
             if not held & bit:
                 continue
             self._put(key, held ^ bit)
             gone.append(key)
-        return Change(len(gone), reduce(xor, gone, 0))
+        return _change(gone, packed)
 
     def runs(self, keys: bytes, among: int) -> list[tuple[int, int]]:
         """(blocks, bitset) for the slots of bitset `among`, longest first: all whose unbroken run from the start of
@@ -129,3 +126,9 @@ def slots(bitset: int) -> Iterator[int]:
         low = bitset & -bitset
         yield low.bit_length() - 1
         bitset ^= low
+
+
+def _change(changed: list[int], packed: NDArray[np.uint64]) -> Change:
+    """The change of keys that are all, or some, of those that came packed."""
+    some = packed if len(changed) == len(packed) else np.array(changed, "<u8")
+    return Change(len(changed), int(np.bitwise_xor.reduce(some)))

@@ -102,7 +102,9 @@ class KvStream:
             return True
         if order.cluster == self._cluster and order.claim < self._claim:
             return False
-        self._cluster, self._claim, self._n = order.cluster, order.claim, NOTHING_HEARD
+        self._cluster = order.cluster
+        self._claim = order.claim
+        self._n = NOTHING_HEARD
         self._assembly = None
         self._kept.clear()
         self._forget()

@@ -32,7 +32,7 @@ class PrefixIndex:
             stream.snapshot(record)
             keys = len(record.keys) // 8
         self._credit(record.instance, stream)
-        self._table.sweep(SWEPT_AT_LEAST + SWEPT_PER_KEY * keys)
+        self._table.sweep(min(SWEPT_AT_LEAST + SWEPT_PER_KEY * keys, SWEPT_AT_MOST))
 
     def verify(self, instance: str, digest: KvDigest, *, boot: str, now_s: float) -> KvState:
         """Compare the index with what a heartbeat says the instance holds; returns the state believed now."""
@@ -101,3 +101,4 @@ class PrefixIndex:
 
 SWEPT_PER_KEY = 4  # keys looked at for each key stored: a sweep ends before the table has grown by a quarter
 SWEPT_AT_LEAST = 16
+SWEPT_AT_MOST = 20_000  # about 3 ms
