@@ -5,8 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.kafka_server import KafkaServer, OwnKafka, own_process, shared_kafka
+from tests.kafka_server import KafkaServer, OwnKafka, fetch_ahead, own_process, shared_kafka
 from tests.postgres_server import fresh_database, shared_postgres
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fetch what the chosen tests will need before the clock of the first one runs."""
+    wanted = {name for item in session.items if isinstance(item, pytest.Function) for name in item.fixturenames}
+    if wanted & {"kafka", "own_kafka"} and not session.config.option.collectonly:
+        fetch_ahead()
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import asyncio
 import enum
 import os
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -116,6 +116,13 @@ def shared_kafka(folder: Path) -> Generator[KafkaServer]:
             yield own.server
         finally:
             run_apart(own.stop())
+
+
+def fetch_ahead() -> None:
+    """Fetch the jars if this run may use them; a failure is told by the fixture that needs them."""
+    if forced_kind() != "tansu":
+        with suppress(kafka_jars.KafkaJarsError):
+            kafka_jars.fetch()
 
 
 def own_process(folder: Path) -> OwnKafka:

@@ -20,16 +20,23 @@ async def create(bootstrap: str, topic: str) -> None:
 
 
 async def write(bootstrap: str, topic: str, value: bytes) -> None:
-    async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
-        await producer.send_and_wait(topic, value, partition=0)
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap)
+    await producer.start()
+    try:
+        batch = producer.create_batch()
+        batch.append(timestamp=None, key=None, value=value)
+        await (await producer.send_batch(batch, topic, partition=0))
+    finally:
+        await producer.stop()
 
 
-async def read(bootstrap: str, topic: str) -> bytes | None:
+async def read(bootstrap: str, topic: str) -> list[bytes | None]:
     consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest")
     await consumer.start()
     try:
         consumer.assign([TopicPartition(topic, 0)])
-        return (await consumer.getone()).value
+        read = await consumer.getmany(timeout_ms=20_000)
+        return [record.value for records in read.values() for record in records]
     finally:
         await consumer.stop()
 
@@ -37,7 +44,7 @@ async def read(bootstrap: str, topic: str) -> bytes | None:
 async def test_a_record_written_is_read(kafka: KafkaServer) -> None:
     await create(kafka.bootstrap, "servers.read")
     await write(kafka.bootstrap, "servers.read", b"seven")
-    assert await read(kafka.bootstrap, "servers.read") == b"seven"
+    assert await read(kafka.bootstrap, "servers.read") == [b"seven"]
 
 
 async def test_a_test_has_a_broker_of_its_own_to_kill_and_start_again(own_kafka: OwnKafka) -> None:
@@ -47,7 +54,7 @@ async def test_a_test_has_a_broker_of_its_own_to_kill_and_start_again(own_kafka:
     own_kafka.kill9()
     assert not await names_itself(own_kafka.bootstrap)
     await own_kafka.start()
-    assert await read(own_kafka.bootstrap, "servers.kept") == b"seven"
+    assert await read(own_kafka.bootstrap, "servers.kept") == [b"seven"]
 
 
 async def test_a_frozen_broker_is_silent_until_it_is_thawed(own_kafka: OwnKafka) -> None:

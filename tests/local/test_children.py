@@ -91,6 +91,16 @@ async def test_a_child_that_ignores_the_signal_is_killed_with_its_whole_group(tm
         await until(lambda: not alive(grandchild))
 
 
+async def test_what_a_child_leaves_behind_when_it_ends_is_ended_too(tmp_path: Path) -> None:
+    polite = STUBBORN.replace("signal.SIG_IGN", "lambda *_: sys.exit()")
+    async with Supervisor(tmp_path) as fleet:
+        child = await fleet.start(python("polite", polite))
+        await until(lambda: child.log_path.read_text().strip())
+        grandchild = int(child.log_path.read_text())
+        await fleet.stop("polite")
+        await until(lambda: not alive(grandchild))
+
+
 async def test_a_child_in_backoff_can_be_stopped(tmp_path: Path) -> None:
     async with Supervisor(tmp_path) as fleet:
         child = await fleet.start(python("a", "raise SystemExit(1)"))
@@ -190,6 +200,7 @@ def test_a_recorded_orphan_is_ended_and_a_stranger_with_its_pid_is_not(tmp_path:
         left, other = birth_of(orphan.pid, name="orphan"), birth_of(stranger.pid, name="gone")
         assert left is not None
         assert other is not None
+        assert left.started_ticks > 0
         earlier = type(other)(name="gone", pid=other.pid, started_ticks=other.started_ticks - 1, boot_id=other.boot_id)
         record(path, [left, earlier])
         assert end_orphans(path) == ["orphan"]

@@ -61,15 +61,16 @@ async def test_acknowledged_rows_survive_a_kill_and_the_server_comes_back(tmp_pa
 async def test_a_pid_file_naming_somebody_else_does_not_stop_the_server(tmp_path: Path) -> None:
     data_dir, port = tmp_path / "postgres", free_port()
     await postgres.initialise(data_dir)
-    with subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(600)"], preexec_fn=postgres.without_root()
-    ) as stranger:
-        (data_dir / "postmaster.pid").write_text(f"{stranger.pid}\n{data_dir}\n")
-        async with Supervisor(tmp_path) as fleet:
-            await fleet.start(postgres.program(data_dir, port=port))
-            await postgres.until_ready(postgres.dsn(port=port))
-        assert stranger.poll() is None
-        stranger.kill()
+    sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with subprocess.Popen(sleeper, preexec_fn=postgres.without_root()) as stranger:
+        try:
+            (data_dir / "postmaster.pid").write_text(f"{stranger.pid}\n{data_dir}\n")
+            async with Supervisor(tmp_path) as fleet:
+                await fleet.start(postgres.program(data_dir, port=port))
+                await postgres.until_ready(postgres.dsn(port=port))
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
 
 
 async def test_a_server_without_its_folder_is_not_started_again_and_again(tmp_path: Path) -> None:
