@@ -1,0 +1,352 @@
+"""The command line: start a fleet, look at it, ask it, change it.
+
+Each command imports what it needs when it runs: `tokenfleet --help` is quick.
+"""
+
+import asyncio
+import importlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from tokenfleet.core.errors import BadRequestError, NotFoundError, SetupError, TokenFleetError
+
+if TYPE_CHECKING:
+    from tokenfleet.adapters.endpoints import Endpoints
+    from tokenfleet.wire.v1 import decision_pb2
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="TokenFleet: a control plane for fleets of LLM inference instances. Start with `tokenfleet up`.",
+)
+topics_app = typer.Typer(no_args_is_help=True, help="The Kafka topics that everything travels on.")
+policy_app = typer.Typer(no_args_is_help=True, help="The policy: classes, tenants, models, sites, weights.")
+app.add_typer(topics_app, name="topics")
+app.add_typer(policy_app, name="policy")
+
+State = Annotated[Path, typer.Option(help="State folder of the fleet that `up` started here.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Gateway = Annotated[str, typer.Option(help="HOST:PORT of a decision service. Default: the running fleet's.")]
+KafkaOption = Annotated[str, typer.Option(help="HOST:PORT of Kafka. Default: the running fleet's.")]
+STATE = Path(".tokenfleet")
+
+
+@app.command()
+def up(
+    for_s: Annotated[float | None, typer.Option("--for", help="Seconds of load; then drain, report and end.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
+    kafka: Annotated[str, typer.Option(help="HOST:PORT of a real Kafka, instead of the embedded broker.")] = "",
+    postgres: Annotated[str, typer.Option(help="DSN of a real PostgreSQL, instead of the embedded one.")] = "",
+    engines: Annotated[Path | None, typer.Option(help="TOML file of real engines, instead of simulated ones.")] = None,
+    no_load: Annotated[bool, typer.Option("--no-load", help="Start the fleet without the load.")] = False,
+    copies: Annotated[int, typer.Option(min=1, max=6, help="Rotated copies of the trace: 1 is 3.4 requests/s.")] = 2,
+    seed: Annotated[int, typer.Option(help="Seed of the load.")] = 1,
+    port_base: Annotated[int, typer.Option(min=1024, max=65000, help="First of the ports used.")] = 7400,
+    state_dir: State = STATE,
+) -> None:
+    """Run a whole fleet on this machine: broker, PostgreSQL, four sites with engines, all services, a load."""
+    from tokenfleet.local.up import UpOptions, run_up
+
+    options = UpOptions(
+        for_s=for_s,
+        json=as_json,
+        kafka=kafka,
+        postgres=postgres,
+        engines=engines,
+        no_load=no_load,
+        copies=copies,
+        seed=seed,
+        port_base=port_base,
+        state_dir=state_dir,
+    )
+    sys.exit(run_up(options))
+
+
+def _process(name: str, words: str) -> None:
+    def run(config: Annotated[Path | None, typer.Option(help="TOML file; TOKENFLEET_* variables win.")] = None) -> None:
+        if config is not None:
+            os.environ["TOKENFLEET_CONFIG"] = str(config)  # noqa: TID251  handed to the settings, which read it
+        importlib.import_module(f"tokenfleet.processes.{name}").main()
+
+    run.__doc__ = words
+    app.command(name)(run)
+
+
+_process("agent", "Run the agent: scrape engines, follow their KV events, stream both to Kafka.")
+_process("capacity", "Run the capacity processor: telemetry to capacity tables and site summaries.")
+_process("decide", "Run a decision replica of one site: gRPC admission, dispatch, routing, outcomes.")
+_process("goodput", "Run the goodput processor: outcomes to goodput, cost and calibration.")
+_process("audit", "Run the audit writer: decisions and outcomes to PostgreSQL, and the Audit service.")
+
+
+@topics_app.command("apply")
+def topics_apply(
+    kafka: KafkaOption = "",
+    site: Annotated[list[str] | None, typer.Option(help="Sites; default: those of the policy.")] = None,
+    policy: Annotated[str, typer.Option(help="Policy file; default: the shipped one.")] = "",
+    partitions: Annotated[list[str] | None, typer.Option(help="NAME=COUNT, for other partition counts.")] = None,
+    replication: Annotated[int, typer.Option(min=1, help="Replicas of each partition.")] = 1,
+    show: Annotated[bool, typer.Option("--print", help="Only print names, sizes and ACLs.")] = False,
+    state_dir: State = STATE,
+) -> None:
+    """Create the topics that are missing, and say which have another shape than they should."""
+    from tokenfleet.adapters.kafka_admin import apply_topics, plan_text
+    from tokenfleet.adapters.policy_file import load_policy
+    from tokenfleet.adapters.topics import resized
+
+    sites = tuple(site or load_policy(policy)[0].sites)
+    table = resized(_counts(partitions or []))
+    if show:
+        typer.echo(plan_text(sites, table, replication=replication))
+        return
+    bootstrap = kafka or _endpoints(state_dir).kafka
+    report = asyncio.run(apply_topics(bootstrap, sites, table, replication=replication))
+    typer.echo(report.text())
+    if report.wrong:
+        raise typer.Exit(1)
+
+
+@app.command()
+def migrate(
+    postgres: Annotated[str, typer.Option(help="DSN. Default: the running fleet's.")] = "", state_dir: State = STATE
+) -> None:
+    """Bring a PostgreSQL database to the newest schema."""
+    from tokenfleet.adapters.postgres import migrate as run_migrations
+
+    asyncio.run(run_migrations(postgres or _endpoints(state_dir).postgres))
+    typer.echo("the database is at the newest schema")
+
+
+@app.command()
+def status(
+    gateway: Gateway = "",
+    site: Annotated[str, typer.Option(help="Ask a replica of this site.")] = "",
+    output: Annotated[str, typer.Option("-o", help="table or json.")] = "table",
+    watch: Annotated[bool, typer.Option("--watch", help="Again every second until Ctrl-C.")] = False,
+    state_dir: State = STATE,
+) -> None:
+    """Show sites, pools and instances as a decision replica sees them."""
+    from rich.console import Console
+
+    from tokenfleet.client import calls
+    from tokenfleet.client.words import plain, sites_table
+
+    if output not in ("table", "json"):
+        raise BadRequestError("-o", f"{output!r} is neither table nor json")
+    names = [site] if site or gateway else list(_endpoints(state_dir).gateways)
+    while True:
+        for name in names:
+            seen = asyncio.run(calls.sites(_targets(gateway, name, state_dir)))
+            if output == "json":
+                typer.echo(json.dumps(plain(seen), indent=2))
+            else:
+                Console().print(sites_table(seen))
+        if not watch:
+            return
+        time.sleep(1.0)
+
+
+Model = Annotated[str, typer.Option(help="Model to ask for.")]
+Tenant = Annotated[str, typer.Option(help="Tenant that asks.")]
+Site = Annotated[str, typer.Option(help="Site where the request arrives. Default: the first one.")]
+Prompt = Annotated[int, typer.Option(help="Tokens of the prompt.")]
+Budget = Annotated[int | None, typer.Option(help="Output budget in tokens.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Decide without placing or recording anything.")]
+RequestId = Annotated[str, typer.Option("--id", help="Request id. Default: a new one.")]
+Task = Annotated[str, typer.Option(help="Task label, for example batch.")]
+
+
+@app.command()
+def schedule(
+    model: Model,
+    tenant: Tenant,
+    site: Site = "",
+    prompt_tokens: Prompt = 1000,
+    max_tokens: Budget = None,
+    task: Task = "",
+    request_id: RequestId = "",
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    gateway: Gateway = "",
+    state_dir: State = STATE,
+) -> None:
+    """Ask for one decision: may it run, at which site, on which instance."""
+    from tokenfleet.client import calls
+
+    request = _request(model, tenant, site, prompt_tokens, max_tokens, task, request_id)
+    _show(asyncio.run(calls.schedule(_targets(gateway, site, state_dir), request, dry_run=dry_run)), as_json)
+
+
+@app.command()
+def route(
+    model: Model,
+    tenant: Tenant,
+    site: Annotated[
+        str, typer.Option(help="Site whose instances to choose from. Default: the first with engines.")
+    ] = "",
+    prompt_tokens: Prompt = 1000,
+    max_tokens: Budget = None,
+    task: Task = "",
+    request_id: RequestId = "",
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    gateway: Gateway = "",
+    state_dir: State = STATE,
+) -> None:
+    """Ask for one instance of a site, without admission or dispatch."""
+    from tokenfleet.client import calls
+    from tokenfleet.client.operate import site_serving
+
+    if not site and not gateway:
+        site = asyncio.run(site_serving(model, _endpoints(state_dir).gateways))
+    request = _request(model, tenant, site, prompt_tokens, max_tokens, task, request_id)
+    _show(asyncio.run(calls.route(_targets(gateway, site, state_dir), request, dry_run=dry_run)), as_json)
+
+
+@app.command()
+def explain(
+    request_id: str,
+    audit: Annotated[str, typer.Option(help="HOST:PORT of the Audit service. Default: the running fleet's.")] = "",
+    as_json: Json = False,
+    state_dir: State = STATE,
+) -> None:
+    """Explain what was decided on a request, why, and what came of it."""
+    from rich.console import Console
+
+    from tokenfleet.client import calls
+    from tokenfleet.client.words import explanation, plain
+
+    found = asyncio.run(calls.explain(audit or _endpoints(state_dir).audit, request_id))
+    if as_json:
+        typer.echo(json.dumps(plain(found), indent=2))
+    else:
+        Console().print(explanation(request_id, found))
+
+
+@app.command()
+def drain(
+    instance: str,
+    site: Annotated[str, typer.Option(help="Site of the instance. Default: found by its name.")] = "",
+    undo: Annotated[bool, typer.Option("--undo", help="Give it work again.")] = False,
+    reason: Annotated[str, typer.Option(help="Why, for those who look later.")] = "",
+    kafka: KafkaOption = "",
+    state_dir: State = STATE,
+) -> None:
+    """Give an instance no new work; what runs there ends by itself."""
+    from tokenfleet.client.operate import drain_instance, site_of
+
+    where = site or asyncio.run(site_of(instance, _endpoints(state_dir).gateways))
+    bootstrap = kafka or _endpoints(state_dir).kafka
+    asyncio.run(drain_instance(bootstrap, where, instance, undo=undo, reason=reason))
+    typer.echo(f"{instance} at {where} {'takes work again' if undo else 'is draining'}")
+
+
+@policy_app.command("check")
+def policy_check(file: Path) -> None:
+    """Read a policy file as a replica would, and say what is wrong with it."""
+    from tokenfleet.adapters.policy_file import load_policy
+
+    policy, digest = load_policy(str(file))
+    typer.echo(f"revision {policy.revision} is good: {', '.join(policy.classes)}; sha256 {digest}")
+
+
+@policy_app.command("show")
+def policy_show() -> None:
+    """Print the shipped policy, to start one's own from."""
+    from tokenfleet.adapters.policy_file import policy_text
+
+    typer.echo(policy_text(), nl=False)
+
+
+@policy_app.command("apply")
+def policy_apply(file: Path, kafka: KafkaOption = "", state_dir: State = STATE) -> None:
+    """Put a policy file into force everywhere. Its revision must be greater than the one in force."""
+    from tokenfleet.client.operate import publish_policy
+
+    revision = asyncio.run(publish_policy(kafka or _endpoints(state_dir).kafka, file))
+    typer.echo(f"policy revision {revision} is published")
+
+
+def main() -> NoReturn:
+    """Entry point: a domain error is one line and an exit code ≠ 0."""
+    try:
+        app(standalone_mode=True)
+    except (BadRequestError, NotFoundError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)
+    except TokenFleetError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    sys.exit(0)
+
+
+def _endpoints(state_dir: Path) -> "Endpoints":
+    from tokenfleet.adapters.endpoints import read_endpoints
+
+    return read_endpoints(state_dir)
+
+
+def _targets(gateway: str, site: str, state_dir: Path) -> tuple[str, ...]:
+    """The replicas to ask: the given one, or those of `site` (default: the first) in the running fleet."""
+    if gateway:
+        return tuple(gateway.split(","))
+    gateways = _endpoints(state_dir).gateways
+    name = site or next(iter(gateways))
+    if name not in gateways:
+        raise SetupError(f"no site {name!r} in the running fleet; there is: {', '.join(gateways)}")
+    return gateways[name]
+
+
+def _request(
+    model: str, tenant: str, site: str, prompt_tokens: int, max_tokens: int | None, task: str, request_id: str
+) -> "decision_pb2.Request":
+    import uuid
+
+    from tokenfleet.wire.v1 import decision_pb2
+
+    for name, value in (("--prompt-tokens", prompt_tokens), ("--max-tokens", max_tokens)):
+        if value is not None and not -(2**63) <= value < 2**63:
+            raise BadRequestError(name, f"{value} is no 64-bit number")
+    return decision_pb2.Request(
+        id=request_id or f"cli-{uuid.uuid4().hex[:12]}",
+        model=model,
+        tenant=tenant,
+        origin=site,
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens,
+        stream=not task,
+        task=task,
+    )
+
+
+def _show(decision: "decision_pb2.Decision", as_json: bool) -> None:
+    from rich.console import Console
+
+    from tokenfleet.client.words import decision_words, plain
+
+    if as_json:
+        typer.echo(json.dumps(plain(decision), indent=2))
+    else:
+        Console().print(decision_words(decision))
+
+
+def _counts(pairs: list[str]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for pair in pairs:
+        name, _, count = pair.partition("=")
+        if not count.isdigit():
+            raise BadRequestError("--partitions", f"{pair!r} is not NAME=COUNT")
+        counts[name] = int(count)
+    return counts
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Calls: one question to a running fleet, for commands and scripts. Failures are SetupError or the server's words."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from tokenfleet.client.gateway import CHANNEL_OPTIONS, target_of
+from tokenfleet.core.errors import BadRequestError, NotFoundError, SetupError
+from tokenfleet.wire.v1 import (
+    audit_pb2,
+    audit_pb2_grpc,
+    decision_pb2,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+)
+
+CALL_TIMEOUT_S: Final = 10.0
+
+
+async def schedule(targets: Sequence[str], request: decision_pb2.Request, *, dry_run: bool) -> decision_pb2.Decision:
+    """The three questions at once, without following redirects."""
+    message = scheduler_pb2.ScheduleRequest(request=request, dry_run=dry_run)
+    stub = scheduler_pb2_grpc.SchedulerStub
+    return (await _call(targets, lambda channel: _unary(stub(channel), "Schedule", message))).decision
+
+
+async def route(targets: Sequence[str], request: decision_pb2.Request, *, dry_run: bool) -> decision_pb2.Decision:
+    """Which instance of the site behind `targets`."""
+    message = scheduler_pb2.RouteRequest(request=request, dry_run=dry_run)
+    stub = scheduler_pb2_grpc.TokenPilotStub
+    return (await _call(targets, lambda channel: _unary(stub(channel), "Route", message))).decision
+
+
+async def sites(targets: Sequence[str]) -> scheduler_pb2.SitesResponse:
+    """How all sites look to the replica that answers."""
+    stub = scheduler_pb2_grpc.FleetMindStub
+    return await _call(targets, lambda channel: _unary(stub(channel), "Sites", scheduler_pb2.SitesRequest()))
+
+
+async def explain(target: str, request_id: str) -> audit_pb2.ExplainResponse:
+    """All decisions and outcome events of a request, from PostgreSQL."""
+    message = audit_pb2.ExplainRequest(request_id=request_id)
+    return await _call([target], lambda channel: _unary(audit_pb2_grpc.AuditStub(channel), "Explain", message))
+
+
+def _unary(stub: Any, method: str, message: Any) -> Awaitable[Any]:
+    return getattr(stub, method)(message, timeout=CALL_TIMEOUT_S)
+
+
+async def _call(targets: Sequence[str], ask: Callable[[grpc.aio.Channel], Awaitable[Any]]) -> Any:
+    """Raises BadRequestError or NotFoundError for what the server says of the question, else SetupError."""
+    async with grpc.aio.insecure_channel(target_of(tuple(targets)), options=CHANNEL_OPTIONS) as channel:
+        try:
+            return await ask(channel)
+        except grpc.aio.AioRpcError as error:
+            words = error.details() or error.code().name
+            if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
+                field, _, problem = words.partition(": ")
+                raise BadRequestError(field, problem) from error
+            if error.code() == grpc.StatusCode.NOT_FOUND:
+                raise NotFoundError(words) from error
+            raise SetupError(f"{', '.join(targets)} gave no answer ({error.code().name}): {words}") from error

@@ -1,0 +1,153 @@
+"""Words: decisions, sites and outcomes as people read them in a terminal."""
+
+import datetime as dt
+from collections.abc import Iterable
+
+from google.protobuf.json_format import MessageToDict
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tokenfleet.wire.v1 import audit_pb2, decision_pb2, outcomes_pb2, scheduler_pb2
+
+VERDICT_STYLES = {"admit": "green", "redirect": "cyan", "queue": "yellow", "defer": "yellow", "reject": "red"}
+
+
+def verdict_of(decision: decision_pb2.Decision) -> str:
+    """The verdict's word."""
+    return decision_pb2.Verdict.Name(decision.verdict).removeprefix("VERDICT_").lower()
+
+
+def age_words(age_s: float | None) -> str:
+    """An age as people say it."""
+    if age_s is None:
+        return "never heard"
+    return f"{age_s * 1000:.0f} ms" if age_s < 1 else f"{age_s:.1f} s"
+
+
+def plain(
+    message: decision_pb2.Decision | scheduler_pb2.SitesResponse | audit_pb2.ExplainResponse,
+) -> dict[str, object]:
+    """The message as JSON would hold it, in the field names of the contract."""
+    return MessageToDict(message, preserving_proto_field_name=True)
+
+
+def decision_words(decision: decision_pb2.Decision) -> RenderableType:
+    """One decision: the sentence, then what it rests on."""
+    verdict = verdict_of(decision)
+    head = Text.assemble(
+        (verdict.upper(), f"bold {VERDICT_STYLES.get(verdict, '')}"),
+        f" {decision.target or decision.site or '-'}",
+        f"  {decision.request_class}  {decision.request} attempt {decision.attempt}  [{decision.id}]",
+    )
+    age = decision.age_s if decision.HasField("age_s") else None
+    mode = decision_pb2.Mode.Name(decision.mode).removeprefix("MODE_").lower()
+    lines: list[RenderableType] = [head, Text(f"  {decision.sentence}")]
+    if decision.admission.rule:
+        lines.append(Text(f"  {decision.request_class}: {decision.admission.rule}"))
+    lines.append(
+        Text(
+            f"  {mode}, telemetry {age_words(age)}; policy {decision.policy_revision}, calibration "
+            f"{decision.calibration_revision}; by {decision.replica} in {decision.took_s * 1e3:.1f} ms"
+        )
+    )
+    if decision.admission.HasField("retry_after_s"):
+        lines.append(Text(f"  retry after {decision.admission.retry_after_s:.1f} s"))
+    if decision.excluded:
+        lines.append(Text("  filtered: " + ", ".join(f"{n} {name}" for name, n in sorted(decision.excluded.items()))))
+    if decision.candidates:
+        lines.append(_candidates(decision))
+    if len(decision.sites) > 1:
+        lines.append(_options(decision))
+    return Group(*lines)
+
+
+def explanation(request_id: str, found: audit_pb2.ExplainResponse) -> RenderableType:
+    """All that is known of one logical request, in order."""
+    parts: list[RenderableType] = [Text(f"request {request_id}", style="bold")]
+    for decision in found.decisions:
+        parts += [Text(), decision_words(decision)]
+    if found.outcomes:
+        parts += [Text(), _outcomes(found.outcomes)]
+    return Group(*parts)
+
+
+def sites_table(seen: scheduler_pb2.SitesResponse) -> RenderableType:
+    """Every pool of every site as one replica sees it, its own instances beneath."""
+    table = Table(title=f"seen by {seen.site}/{seen.replica}, policy {seen.policy_revision}", title_justify="left")
+    for name in ("site", "pool / instance", "state", "ready", "wait", "queued", "decoding", "KV used", "age"):
+        table.add_column(name, justify="left" if name in ("site", "pool / instance", "state") else "right")
+    for site in seen.sites:
+        age = age_words(site.telemetry_age_s if site.HasField("telemetry_age_s") else None)
+        if not site.pools:
+            table.add_row(site.name, "-", "ingress only" if site.name == seen.site else "no endpoints", *[""] * 5, age)
+        for pool in site.pools:
+            table.add_row(site.name, f"{pool.pool} {pool.model_digest}", *_pool_cells(pool), age)
+            for instance in pool.instances:
+                table.add_row("", f"  {instance.instance}", *_instance_cells(instance))
+    return table
+
+
+def _pool_cells(pool: scheduler_pb2.Pool) -> tuple[str, ...]:
+    used = f"{pool.kv.used / pool.kv.capacity:.0%}" if pool.kv.capacity else "unknown"
+    wait = f"{min(pool.waits_s) * 1000:.0f} ms" if pool.waits_s else "-"
+    ready = f"{pool.ready}/{pool.endpoints}"
+    return ("", ready, wait, f"{pool.seats.queued:.0f}", f"{pool.seats.used:.0f}", used)
+
+
+def _instance_cells(instance: scheduler_pb2.Instance) -> tuple[str, ...]:
+    state = instance.availability + (" (suspect)" if instance.suspect else "")
+    if instance.availability_reason:
+        state += f": {instance.availability_reason}"
+    total = instance.kv_total_tokens if instance.HasField("kv_total_tokens") else 0.0
+    used = f"{instance.kv_held_tokens / total:.0%}" if total else "unknown"
+    age = age_words(instance.age_s if instance.HasField("age_s") else None)
+    wait = f"{instance.backlog_s * 1000:.0f} ms"
+    return (state, "", wait, str(instance.queued), str(instance.decoding), used, age)
+
+
+def _candidates(decision: decision_pb2.Decision) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for name in ("  instance", "cost", "ttft", "wait", "work", "margin", "reuse", "kv", "decode", "hit", "age"):
+        table.add_column(name, justify="left" if name == "  instance" else "right")
+    for c in decision.candidates:
+        terms = (c.cost_s, c.ttft_s, c.wait_s, c.work_s, c.margin_s, c.reuse_s, c.kv_s, c.decode_s)
+        age = age_words(c.age_s if c.HasField("age_s") else None)
+        table.add_row(f"  {c.instance}", *(f"{term * 1000:.0f}" for term in terms), f"{c.hit_tokens}", age)
+    table.caption = "  milliseconds; hit in tokens"
+    table.caption_justify = "left"
+    return table
+
+
+def _options(decision: decision_pb2.Decision) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for name in ("  site", "cost", "ttft", "wait", "network", "hit", "why not"):
+        table.add_column(name, justify="left" if name in ("  site", "why not") else "right")
+    for option in decision.sites:
+        seconds = (
+            f"{getattr(option, name) * 1000:.0f}" if option.HasField(name) else ""
+            for name in ("ttft_s", "wait_s", "network_s")
+        )
+        cost = f"{option.cost * 1000:.3f}" if option.HasField("cost") else ""
+        table.add_row(f"  {option.site}", cost, *seconds, str(option.hit_tokens or ""), option.refused)
+    table.caption = "  cost in thousandths, times in milliseconds"
+    table.caption_justify = "left"
+    return table
+
+
+def _outcomes(events: Iterable[outcomes_pb2.OutcomeEvent]) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for name in ("what came of it", "at", "after", "instance", "ttft", "tpot", "prompt", "cached", "output", "stop"):
+        table.add_column(name, justify="left" if name in ("what came of it", "instance", "stop") else "right")
+    for event in events:
+        kind = outcomes_pb2.OutcomeKind.Name(event.kind).removeprefix("OUTCOME_KIND_").lower()
+        counts = (
+            str(getattr(event, name)) if event.HasField(name) else "unknown"
+            for name in ("prompt_tokens", "cached_tokens", "output_tokens")
+        )
+        ttft = f"{event.ttft_s * 1000:.0f} ms" if event.HasField("ttft_s") else ""
+        tpot = f"{event.tpot_s * 1000:.1f} ms" if event.HasField("tpot_s") else ""
+        at = dt.datetime.fromtimestamp(event.at_wall_s, tz=dt.UTC).strftime("%H:%M:%S.%f")[:-3]
+        after = f"{event.elapsed_s:.3f} s"
+        table.add_row(f"{kind} (attempt {event.attempt})", at, after, event.instance, ttft, tpot, *counts, event.stop)
+    return table

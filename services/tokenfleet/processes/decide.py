@@ -1,0 +1,181 @@
+"""Decide: answers for one site over gRPC, from tables in memory that Kafka keeps current.
+
+Serves at once; is healthy when its tables have been read to their end; goes on from the last tables when Kafka or
+PostgreSQL is away, and says how old they are.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import uvloop
+from prometheus_client import Counter, Gauge, Histogram
+
+from tokenfleet.adapters.clock import monotonic_s, wall_s
+from tokenfleet.adapters.grpc_server import GrpcServer
+from tokenfleet.adapters.kafka import Kafka
+from tokenfleet.adapters.kafka_reader import Follower
+from tokenfleet.adapters.kafka_reading import BEGINNING, LAST, Record, ago
+from tokenfleet.adapters.policy_file import load_policy
+from tokenfleet.adapters.running import run_process, watched
+from tokenfleet.adapters.sender import Sender
+from tokenfleet.adapters.services import SERVICE_NAMES, Desk, registers
+from tokenfleet.adapters.settings import DecideSettings
+from tokenfleet.adapters.spool import Spool
+from tokenfleet.adapters.status import Status
+from tokenfleet.adapters.topics import (
+    CAPACITY,
+    CONTROL,
+    DECISIONS,
+    FEEDBACK,
+    KVCACHE,
+    OUTCOMES,
+    PLACEMENTS,
+    POLICY,
+    SKETCH,
+    SUMMARY,
+)
+from tokenfleet.core.errors import BadRecordError, PolicyError, SetupError
+from tokenfleet.core.records import CapacityShard
+from tokenfleet.core.site import Heard, Site
+
+log = logging.getLogger(__name__)
+
+ADVANCE_PERIOD_S: Final = 1.0
+SEEN_BEATS_MAX: Final = 20_000
+WRITTEN: Final = (PLACEMENTS, OUTCOMES, DECISIONS)
+
+BLOCKS_INDEXED = Gauge("tokenfleet_kv_blocks_indexed", "Canonical (block, instance) pairs in the prefix index")
+LEDGER_ENTRIES = Gauge("tokenfleet_ledger_entries", "Placements that have not ended")
+ROWS_SEEN = Counter("tokenfleet_capacity_rows_seen_total", "New heartbeats that became visible to decisions")
+VISIBLE = Histogram(
+    "tokenfleet_row_visible_seconds",
+    "Scrape to row visible to a decision, by wall clocks: exact on one host, else with their skew",
+    buckets=(0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 2, 5, 10),
+)
+
+
+async def run(settings: DecideSettings) -> None:
+    """Keep one site's tables current and answer until SIGTERM."""
+    policy, policy_hash = load_policy(settings.policy)
+    if settings.site not in policy.sites:
+        raise SetupError(
+            f"TOKENFLEET_SITE: no site {settings.site!r} in the policy; there is: {', '.join(policy.sites)}"
+        )
+    site = Site(settings.site, policy, policy_hash=policy_hash, replica=settings.replica)
+    counts: dict[str, int] = {}
+    followers: list[Follower[Any]] = []
+    status = Status("decide", host=settings.status_host, port=settings.status_port)
+    spool = Spool(Path(settings.state_dir) / "spool", max_bytes=settings.spool_max_bytes)
+    with spool:
+        desk = Desk(
+            site,
+            spool,
+            start=spool.start,
+            partitions=counts.__getitem__,
+            ready=_once(lambda: bool(followers) and all(follower.caught_up for follower in followers)),
+        )
+        server = GrpcServer(
+            settings.listen, registers=registers(desk), names=SERVICE_NAMES, reflect=settings.reflection
+        )
+        async with status, server, Kafka(settings.kafka, client_id=f"decide-{site.name}-{settings.replica}") as kafka:
+            for topic in WRITTEN:
+                counts[topic.name] = await kafka.partitions(topic, site.name)
+            followers += _followers(kafka, site)
+            status.parts["tables"] = lambda: _tables(followers)
+            status.parts["spool"] = spool.state
+            async with asyncio.TaskGroup() as tasks:
+                for follower in followers:
+                    watched(tasks, follower.run(), name=f"follow {follower.name}")
+                watched(tasks, Sender(kafka, spool).run(), name="sender")
+                watched(tasks, _advance(site, followers, counts[PLACEMENTS.name]), name="advance")
+                await asyncio.gather(*(follower.until_caught_up() for follower in followers))
+                await server.serving(True)
+                log.info("decide %s/%s answers on %s", site.name, settings.replica, settings.listen)
+
+
+def _followers(kafka: Kafka, site: Site) -> list[Follower[Any]]:
+    """The readers of all that a decision of `site` rests on.
+
+    A log that was started anew needs no reset: its records' orders name another cluster and replace what is known.
+    """
+    hear = _Hearing(site)
+    followers: list[Follower[Any]] = [
+        kafka.follower(CAPACITY, site.name, hear, start=LAST),
+        kafka.follower(KVCACHE, site.name, hear, start=BEGINNING),
+        kafka.follower(PLACEMENTS, site.name, hear, start=ago(site.policy.ledger.read_back_s)),
+        kafka.follower(CONTROL, site.name, hear, start=BEGINNING),
+        kafka.follower(POLICY, "", hear, start=BEGINNING),
+        kafka.follower(FEEDBACK, "", hear, start=LAST),
+    ]
+    for other in site.policy.sites:
+        followers.append(kafka.follower(SUMMARY, other, hear, start=LAST))
+        followers.append(kafka.follower(SKETCH, other, hear, start=BEGINNING))
+    return followers
+
+
+class _Hearing:
+    """Hands each record to the site, and measures how soon rows become visible."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._newest: dict[str, float] = {}
+
+    def __call__(self, record: Record[Any]) -> None:
+        how = Heard(partition=record.partition, offset=record.offset, now_s=monotonic_s(), live=record.live)
+        try:
+            self._site.heard(record.message, how)
+        except PolicyError as error:
+            raise BadRecordError(str(error)) from error
+        if record.live and isinstance(record.message, CapacityShard):
+            self._measure(record.message)
+
+    def _measure(self, shard: CapacityShard) -> None:
+        now_wall_s = wall_s()
+        for row in shard.rows:
+            scraped_s = row.beat.scraped_wall_s
+            if scraped_s > self._newest.get(row.beat.instance, 0.0):
+                self._newest[row.beat.instance] = scraped_s
+                VISIBLE.observe(max(0.0, now_wall_s - scraped_s))
+                ROWS_SEEN.inc()
+        if len(self._newest) > SEEN_BEATS_MAX:
+            self._newest.clear()
+
+
+async def _advance(site: Site, followers: list[Follower[Any]], partitions: int) -> None:
+    """Lets time pass in the ledger, partition by partition, only while it is read at its end."""
+    placements = next(follower for follower in followers if follower.topic is PLACEMENTS)
+    while True:
+        await asyncio.sleep(ADVANCE_PERIOD_S)
+        now_s = monotonic_s()
+        for partition in range(partitions):
+            site.advance(partition, now_s, live=placements.caught_up)
+        BLOCKS_INDEXED.set(site.prefix.blocks_total)
+        LEDGER_ENTRIES.set(len(site.ledger))
+
+
+def _tables(followers: list[Follower[Any]]) -> tuple[bool, str]:
+    behind = [f"{follower.name} {follower.lag} behind" for follower in followers if not follower.caught_up]
+    return not behind, "; ".join(behind) or "all read to their end"
+
+
+def _once(ready: Callable[[], bool]) -> Callable[[], bool]:
+    """True for ever after `ready` was true once: tables that fall behind later are old, not absent."""
+    been: list[bool] = []
+
+    def check() -> bool:
+        if not been and ready():
+            been.append(True)
+        return bool(been)
+
+    return check
+
+
+def main() -> None:
+    run_process("decide", DecideSettings, run, runner=uvloop.run)
+
+
+if __name__ == "__main__":
+    main()
