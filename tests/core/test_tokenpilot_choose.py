@@ -340,3 +340,16 @@ def test_refusals_are_never_swapped() -> None:
     # Waiting helps as soon as one is only full, whatever the others lack.
     mixed = (instance("a", class_running={"chat": 64}), instance("b", weight=0.0), instance("c", availability="out"))
     assert reason(*mixed).reason == "all_busy"
+
+
+def test_kv_use_that_nobody_tells_counts_as_the_pools_upper_quartile() -> None:
+    silent = instance("silent", kv_total_tokens=None)
+    roomy, full = instance("roomy", kv_held_tokens=100_000.0), instance("full", kv_held_tokens=940_000.0)
+    assert {route(pool(silent, roomy, full), seed=seed).target for seed in range(20)} == {"roomy"}
+    assert {route(pool(silent, full), seed=seed).target for seed in range(20)} == {"silent", "full"}
+
+
+def test_a_burst_leaves_a_filling_instance_before_its_kv_is_full() -> None:
+    assert route(pool(instance("a", kv_held_tokens=998_000.0))).reason == "all_busy"
+    pressed = route(pool(instance("a", kv_held_tokens=980_000.0), instance("b", backlog_s=1.0)))
+    assert (pressed.target, pressed.excluded) == ("b", {"pressure": 1})
