@@ -208,6 +208,14 @@ def test_an_approximate_stream_says_so() -> None:
     assert known.hits(keys(1)) == {}
 
 
+def test_a_census_names_the_blocks_of_those_asked_for_with_credit_the_most_held_first() -> None:
+    known = index(
+        stored("a", [1, 2]), stored("b", [2, 3]), stored("c", [2, 9]), stored("d", [7]), stored("d", [8], n=3)
+    )
+    assert known.census(["a", "b", "d", "unknown"]).keys() == keys(2, 3, 1)
+    assert known.census([]).keys() == b""
+
+
 # -- the table under it -------------------------------------------------------------------------------------------
 
 

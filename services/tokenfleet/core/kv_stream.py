@@ -21,8 +21,8 @@ class KvStream:
         self._xor = 0
         self._boot = ""
         self._boot_heard = ""  # by the last heartbeat
-        self._cluster = ""
-        self._claim = -1
+        self._cluster: str = ""
+        self._claim: int = -1
         self._n = NOTHING_HEARD
         self._says: KvState = "none"  # the agent's own word on its source
         self._gapless = True

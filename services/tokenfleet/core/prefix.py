@@ -4,7 +4,9 @@ Deltas are applied while their numbers follow one another; a gap, or a digest th
 instance's credit until the next complete snapshot. The index is a lower bound of the truth or says nothing.
 """
 
-from tokenfleet.core.block_table import BlockTable, slots
+from collections.abc import Iterable
+
+from tokenfleet.core.block_table import BlockTable, Census, slots
 from tokenfleet.core.kv_stream import KvStream
 from tokenfleet.core.records import KvDelta, KvDigest, KvRecord, KvState
 
@@ -38,9 +40,11 @@ class PrefixIndex:
         """Compare the index with what a heartbeat says the instance holds; returns the state believed now."""
         if (stream := self._streams.get(instance)) is None:
             return "none"
-        self._debit(stream)
+        before = stream.state
         stream.verify(digest, boot=boot, now_s=now_s)
-        self._credit(instance, stream)
+        if stream.state != before:
+            self._debit(stream)
+            self._credit(instance, stream)
         return stream.state
 
     def hits(self, keys: bytes) -> dict[str, int]:
@@ -54,6 +58,11 @@ class PrefixIndex:
     def runs(self, keys: bytes) -> list[tuple[int, int]]:
         """(blocks, bitset of slots) with the longest run first; `instance_of` names a slot."""
         return self._table.runs(keys, self._credited)
+
+    def census(self, instances: Iterable[str]) -> Census:
+        """The blocks that any of `instances` holds with credit, as of now; it may be counted in another thread."""
+        wanted = frozenset(instances)
+        return self._table.census(sum(1 << slot for slot, name in self._instances.items() if name in wanted))
 
     def instance_of(self, slot: int) -> str:
         return self._instances[slot]
