@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.core.pools import POLICY, request
 from tests.core.sites import peer, pool_summary, send_to_site
 from tokenfleet.core.fleetmind.constraints import LOAD, RIGHTS
-from tokenfleet.core.fleetmind.sends import SENDS_PER_POOL_MAX, Send, Sends, replay, site_wait_s
+from tokenfleet.core.fleetmind.sends import SENDS_PER_POOL_MAX, Replay, Send, Sends, site_wait_s
 from tokenfleet.core.policy import Policy, Tenant
 from tokenfleet.core.records import Vector
 from tokenfleet.core.view import PeerView
@@ -266,15 +266,23 @@ def send(name: str, at_s: float, *, work_s: float = 1.0, site: str = "c") -> Sen
     return Send(request=name, site=site, model="large-chat", at_s=at_s, work_s=work_s, uncached_tokens=4096)
 
 
+def replayed(waits_s: tuple[float, ...], *sent: Send, stamp_s: float, now_s: float, instances: int) -> list[float]:
+    replay = Replay(waits_s, stamp_s=stamp_s, instances=instances)
+    for each in sent:
+        replay.add(each)
+    return sorted(replay.waits_s(now_s=now_s))
+
+
 def test_replay_drains_and_fills_the_least_loaded() -> None:
-    waits = replay((0.0, 3.0), [send("x", 11.0), send("y", 11.5, work_s=2.0)], stamp_s=10.0, now_s=12.0, instances=2)
-    assert waits == pytest.approx((1.0, 2.0))  # y waits behind x until 14; the other is free at 13
-    assert replay((5.0,), [], stamp_s=0.0, now_s=9.0, instances=1) == (0.0,)
-    assert replay((), [send("x", 1.0)], stamp_s=0.0, now_s=2.0, instances=0) == ()
+    waits_s = replayed((0.0, 3.0), send("x", 11.0), send("y", 11.5, work_s=2.0), stamp_s=10.0, now_s=12.0, instances=2)
+    assert waits_s == pytest.approx([1.0, 2.0])  # y waits behind x until 14; the other is free at 13
+    assert replayed((5.0,), stamp_s=0.0, now_s=9.0, instances=1) == [0.0]
+    assert replayed((), send("x", 1.0), stamp_s=0.0, now_s=2.0, instances=0) == []
+    assert replayed((1.0,), send("x", 9.9), stamp_s=10.0, now_s=10.0, instances=1) == [1.0]  # the summary has it
 
 
 def test_a_thinned_summary_takes_a_send_as_its_share() -> None:
-    assert replay((0.0,), [send("x", 0.0)], stamp_s=0.0, now_s=0.0, instances=10) == pytest.approx((0.1,))
+    assert replayed((0.0,), send("x", 1.0), stamp_s=0.0, now_s=1.0, instances=10) == pytest.approx([0.1])
 
 
 def test_site_wait_mixes_least_and_mean() -> None:
@@ -282,19 +290,41 @@ def test_site_wait_mixes_least_and_mean() -> None:
     assert site_wait_s((), min_share=0.75) == 0.0
 
 
+def since(sends: Sends, *, stamp_s: float, n: int = 1) -> Replay:
+    return sends.since("c", "large-chat", ("k", 0, n, ""), (0.0,), stamp_s=stamp_s, instances=1)
+
+
 def test_sends_are_heard_once_forgotten_in_time_and_bounded() -> None:
     sends = Sends(kept_s=15.0)
     sends.sent(send("x", 10.0))
     sends.sent(send("x", 10.2))
-    assert [s.at_s for s in sends.since("c", "large-chat", stamp_s=9.0, now_s=11.0)] == [10.0]
-    assert sends.since("c", "large-chat", stamp_s=10.0, now_s=11.0) == ()
-    sends.withdrawn("x", 0, site="c", model="large-chat")
-    assert sends.since("c", "large-chat", stamp_s=9.0, now_s=11.0) == ()
+    assert since(sends, stamp_s=9.0).sends == 1
+    sends.sent(send("y", 10.5))
+    assert since(sends, stamp_s=9.0).sends == 2  # added to the replay that was made
+    assert since(sends, stamp_s=10.0, n=2).sends == 1  # x is in the new summary
+    sends.withdrawn("y", 0, site="c", model="large-chat")
+    assert since(sends, stamp_s=10.0, n=2).sends == 0
     for i in range(SENDS_PER_POOL_MAX + 10):
-        sends.sent(send(f"y-{i}", 20.0))
-    assert len(sends.since("c", "large-chat", stamp_s=0.0, now_s=30.0)) == SENDS_PER_POOL_MAX
-    sends.sent(send("z", 40.0))
-    assert len(sends.since("c", "large-chat", stamp_s=0.0, now_s=50.0)) == 1
+        sends.sent(send(f"z-{i}", 20.0))
+    assert since(sends, stamp_s=0.0, n=3).sends == SENDS_PER_POOL_MAX
+    sends.sent(send("last", 40.0))
+    assert since(sends, stamp_s=0.0, n=4).sends == 1
+
+
+def test_sends_added_one_by_one_give_the_waits_of_a_replay_from_the_start() -> None:
+    rng, kept = Random(9), Sends(kept_s=60.0)
+    waits_s = tuple(rng.random() for _ in range(8))
+    now_s, key = 100.0, ("k", 0, 1, "")
+    step = kept.since("c", "large-chat", key, waits_s, stamp_s=100.1, instances=8)
+    for i in range(500):
+        kept.sent(send(f"x-{i}", now_s, work_s=rng.random() * 0.2))
+        now_s += rng.random() * 0.02
+    assert kept.since("c", "large-chat", key, waits_s, stamp_s=100.1, instances=8) is step
+    fresh = Replay(waits_s, stamp_s=100.1, instances=8)
+    for each in kept._sends["c", "large-chat"].values():
+        fresh.add(each)
+    assert sorted(step.waits_s(now_s=now_s)) == pytest.approx(sorted(fresh.waits_s(now_s=now_s)))
+    assert max(step.waits_s(now_s=now_s)) > 0.0
 
 
 def test_a_burst_on_one_old_summary_spreads_over_the_sites() -> None:

@@ -1,11 +1,9 @@
 """Forecast: what would happen to the request at that site, from its summary and what was sent there since?"""
 
-from collections.abc import Sequence
-
 from msgspec import Struct
 
 from tokenfleet.core.fleetmind.demand import Demand
-from tokenfleet.core.fleetmind.sends import Send, Sends, replay, site_wait_s
+from tokenfleet.core.fleetmind.sends import Replay, Sends, site_wait_s
 from tokenfleet.core.predict.rate import prefill_tokens_per_s
 from tokenfleet.core.predict.work import decode_iteration_s, prefill_work_s, prior_coefficients, uncached_tokens
 from tokenfleet.core.records import Coefficients, PoolSummary
@@ -45,14 +43,14 @@ class Forecast(Struct, frozen=True, kw_only=True):
 def forecast(demand: Demand, peer: PeerView, pool: PoolSummary, sends: Sends) -> Forecast:
     """Of one request at `pool` of `peer`'s site. Numbers of the summary that can't be are taken as unknown."""
     age_s = known(peer.age_s) or 0.0
-    since = sends.since(peer.site, pool.model, stamp_s=demand.now_s - age_s, now_s=demand.now_s)
     serving = max(1, pool.ready or pool.suspect)
+    since = _replay(demand, peer, pool, sends, age_s=age_s, serving=serving)
     coefficients = _coefficients(demand, pool, serving=serving)
     decoding, context_tokens = known(pool.decoding) or 0.0, known(pool.context_tokens) or 0.0
     hit = min(peer.hit_tokens, demand.request.prompt_tokens)
     uncached = uncached_tokens(demand.request.prompt_tokens, hit)
     network_s = _network_s(demand, peer)
-    wait_s = _wait_s(demand, pool, since, age_s=age_s, serving=serving)
+    wait_s = site_wait_s(since.waits_s(now_s=demand.now_s), min_share=demand.policy.fleetmind.wait_min_share)
     work_s = prefill_work_s(
         uncached,
         hit,
@@ -109,26 +107,32 @@ def _network_s(demand: Demand, peer: PeerView) -> float:
     return rtt_s + demand.upload_bytes / bytes_per_s
 
 
-def _wait_s(demand: Demand, pool: PoolSummary, since: Sequence[Send], *, age_s: float, serving: int) -> float:
-    """By replay of the sends over the instances' waits; where none is told, the queue over the rate."""
+def _replay(demand: Demand, peer: PeerView, pool: PoolSummary, sends: Sends, *, age_s: float, serving: int) -> Replay:
+    """Over the waits that the summary tells; where it tells none, over the queue spread evenly.
+
+    A summary of age 0 is home's, made from the tables for this decision: nothing was sent since.
+    """
     waits_s = [wait_s for each in pool.waits_s if (wait_s := known(each)) is not None]
     if not waits_s:
         queued, rate = known(pool.prefill.queued) or 0.0, known(pool.prefill.capacity)
-        waits_s = [queued / rate] * serving if rate else []
-    now_waits_s = replay(waits_s, since, stamp_s=demand.now_s - age_s, now_s=demand.now_s, instances=serving)
-    return site_wait_s(now_waits_s, min_share=demand.policy.fleetmind.wait_min_share)
+        waits_s = [queued / rate if rate else 0.0]
+    if age_s == 0.0:
+        return Replay(waits_s, stamp_s=demand.now_s, instances=serving)
+    told = peer.summary
+    summary = (told.cluster, told.epoch, told.n, pool.model_digest) if told is not None else ("", 0, 0, "")
+    stamp_s = demand.now_s - age_s
+    return sends.since(peer.site, pool.model, summary, waits_s, stamp_s=stamp_s, instances=serving)
 
 
-def _uses(demand: Demand, pool: PoolSummary, since: Sequence[Send], *, age_s: float, uncached: int) -> dict[str, float]:
+def _uses(demand: Demand, pool: PoolSummary, since: Replay, *, age_s: float, uncached: int) -> dict[str, float]:
     """Share of each capacity in use once the request is there; a capacity that is not known limits nothing.
 
     Prefill is measured in seconds of work against the wait that the class may be sent into.
     """
     rate = known(pool.prefill.capacity) or 0.0
-    sent_tokens = sum(send.uncached_tokens for send in since)
-    queued = max(0.0, (known(pool.prefill.queued) or 0.0) + sent_tokens - rate * age_s)
-    kv_used = (known(pool.kv.used) or 0.0) + sum(send.kv_tokens for send in since)
-    seats_used = (known(pool.seats.used) or 0.0) + (known(pool.seats.queued) or 0.0) + len(since)
+    queued = max(0.0, (known(pool.prefill.queued) or 0.0) + since.uncached_tokens - rate * age_s)
+    kv_used = (known(pool.kv.used) or 0.0) + since.kv_tokens
+    seats_used = (known(pool.seats.used) or 0.0) + (known(pool.seats.queued) or 0.0) + since.sends
     wanted = {
         "prefill": (queued + uncached, rate * demand.terms.backlog_max_s),
         "kv": (kv_used + demand.kv_need_tokens, known(pool.kv.capacity)),

@@ -6,11 +6,16 @@ loses (policies.md 1.4: 1.827 s against 2.04 s at summaries 5 s old).
 """
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 
 SENDS_PER_POOL_MAX = 20_000  # about 1,300 sends a second over 15 s; the oldest go first
+
+
+STAMP_SLACK_S = 0.001  # one summary has one time here, but for rounding
+
+SummaryKey = tuple[str, int, int, str]  # cluster, epoch, n and the pool's revision: one summary of one pool
 
 
 class Send(Struct, frozen=True, kw_only=True):
@@ -30,44 +35,76 @@ class Send(Struct, frozen=True, kw_only=True):
     kv_tokens: int = 0
 
 
+class Replay:
+    """The waits of one pool from its summary on: every instance drains 1 s a second, every send adds its work to the
+    least loaded one.
+
+    `waits_s` held at `stamp_s`. `instances` is the number of instances that they stand for: when the summary was
+    thinned, one value carries several and takes that much less of a send. `sends`, `uncached_tokens` and `kv_tokens`
+    add up what was sent since.
+    """
+
+    def __init__(self, waits_s: Sequence[float], *, stamp_s: float, instances: int) -> None:
+        self.stamp_s = stamp_s
+        self.sends = self.uncached_tokens = self.kv_tokens = 0
+        self._share = min(1.0, len(waits_s) / max(1, instances))
+        self._free_at_s = [stamp_s + wait_s for wait_s in waits_s]  # draining needs no step: a wait is what is left
+        heapq.heapify(self._free_at_s)
+
+    def add(self, send: Send) -> None:
+        """Takes a send since the stamp in; earlier ones are in the summary already."""
+        if send.at_s <= self.stamp_s:
+            return
+        self.sends += 1
+        self.uncached_tokens += send.uncached_tokens
+        self.kv_tokens += send.kv_tokens
+        if self._free_at_s:
+            free_at_s = max(self._free_at_s[0], send.at_s)
+            heapq.heapreplace(self._free_at_s, free_at_s + send.work_s * self._share)
+
+    def waits_s(self, *, now_s: float) -> tuple[float, ...]:
+        """The waits at `now_s`, in no order."""
+        return tuple(max(0.0, at_s - now_s) for at_s in self._free_at_s)
+
+
 class Sends:
-    """The sends of the last `kept_s` seconds by site and model."""
+    """The sends of the last `kept_s` seconds by site and model, each replayed once over the newest summary."""
 
     def __init__(self, *, kept_s: float) -> None:
         self._kept_s = kept_s
         self._sends: dict[tuple[str, str], dict[tuple[str, int], Send]] = {}
+        self._replays: dict[tuple[str, str], tuple[SummaryKey, Replay]] = {}
 
     def sent(self, send: Send) -> None:
         """Remembers a send; a second word of the same request and attempt changes nothing."""
-        sends = self._sends.setdefault((send.site, send.model), {})
-        sends.setdefault((send.request, send.attempt), send)
+        pool = (send.site, send.model)
+        sends = self._sends.setdefault(pool, {})
+        if (send.request, send.attempt) in sends:
+            return
+        sends[send.request, send.attempt] = send
+        if pool in self._replays:
+            self._replays[pool][1].add(send)
         while len(sends) > SENDS_PER_POOL_MAX or next(iter(sends.values())).at_s < send.at_s - self._kept_s:
             del sends[next(iter(sends))]
 
     def withdrawn(self, request: str, attempt: int, *, site: str, model: str) -> None:
         """Forgets a send that never reached its site or was refused there."""
-        self._sends.get((site, model), {}).pop((request, attempt), None)
+        if self._sends.get((site, model), {}).pop((request, attempt), None) is not None:
+            self._replays.pop((site, model), None)
 
-    def since(self, site: str, model: str, *, stamp_s: float, now_s: float) -> tuple[Send, ...]:
-        """The sends to a site in (stamp_s, now_s] that are still remembered, oldest first."""
-        found = [send for send in self._sends.get((site, model), {}).values() if stamp_s < send.at_s <= now_s]
-        return tuple(sorted(found, key=lambda send: send.at_s))
-
-
-def replay(
-    waits_s: Sequence[float], sends: Iterable[Send], *, stamp_s: float, now_s: float, instances: int
-) -> tuple[float, ...]:
-    """Waits at `now_s`, least first: each instance drains at 1 s/s, each send adds its work to the least loaded one.
-
-    `waits_s` held at `stamp_s`; `sends` are those since, oldest first. `instances` is the number of instances that
-    `waits_s` stand for: when the summary was thinned, one value carries several and takes that much less of a send.
-    """
-    share = min(1.0, len(waits_s) / max(1, instances))
-    free_at_s = [stamp_s + wait_s for wait_s in waits_s]  # draining needs no step: a wait is what is left until then
-    heapq.heapify(free_at_s)
-    for send in sends if free_at_s else ():
-        heapq.heapreplace(free_at_s, max(free_at_s[0], send.at_s) + send.work_s * share)
-    return tuple(sorted(max(0.0, at_s - now_s) for at_s in free_at_s))
+    def since(
+        self, site: str, model: str, summary: SummaryKey, waits_s: Sequence[float], *, stamp_s: float, instances: int
+    ) -> Replay:
+        """The replay over the pool's waits in the summary that `summary` names, `stamp_s` being its time here."""
+        pool = (site, model)
+        known = self._replays.get(pool)
+        if known is not None and known[0] == summary and abs(known[1].stamp_s - stamp_s) < STAMP_SLACK_S:
+            return known[1]
+        replay = Replay(waits_s, stamp_s=stamp_s, instances=instances)
+        for send in sorted(self._sends.get(pool, {}).values(), key=lambda send: send.at_s):
+            replay.add(send)
+        self._replays[pool] = (summary, replay)
+        return replay
 
 
 def site_wait_s(waits_s: Sequence[float], *, min_share: float) -> float:
