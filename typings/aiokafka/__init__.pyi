@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from aiokafka.producer.message_accumulator import BatchBuilder
+
 class TopicPartition(NamedTuple):
     topic: str
     partition: int
@@ -31,19 +33,6 @@ class ConsumerRecord:
     value: bytes | None
     headers: Sequence[tuple[str, bytes]]
 
-class BatchBuilder:
-    def append(
-        self,
-        *,
-        timestamp: int | None,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Sequence[tuple[str, bytes]] = ...,
-    ) -> object | None: ...
-    def close(self) -> None: ...
-    def size(self) -> int: ...
-    def record_count(self) -> int: ...
-
 class AIOKafkaProducer:
     def __init__(
         self,
@@ -65,7 +54,11 @@ class AIOKafkaProducer:
         self, batch: BatchBuilder, topic: str, *, partition: int
     ) -> asyncio.Future[RecordMetadata]: ...
 
+class _Client:
+    async def close(self) -> None: ...
+
 class AIOKafkaConsumer:
+    _client: _Client
     def __init__(
         self,
         *topics: str,
