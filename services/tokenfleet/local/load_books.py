@@ -1,0 +1,109 @@
+"""Load books: what the load was answered and what it reported, on disk line by line, so that a kill loses none.
+
+`answered.tsv` has a line `decision ID` for each decision answered and `outcome REQUEST ATTEMPT KIND` for each outcome
+event that a site has acknowledged; `up` compares them with the rows in PostgreSQL. `load.json` has the counts.
+"""
+
+from collections import Counter
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+from msgspec import Struct
+
+from tokenfleet.client.gateway import Answer
+from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2
+
+ANSWERED = "answered.tsv"
+STATS = "load.json"
+
+
+class LoadStats(Struct, kw_only=True):
+    """The whole of `load.json`, of one life of the load.
+
+    `answered` counts requests that got an answer, `unanswered` those whose call failed for good, `shed` rows not sent
+    because too many were open. `modes` count decisions. Seconds are from the load's start.
+    """
+
+    answered: int = 0
+    admitted: int = 0
+    finished: int = 0
+    unanswered: int = 0
+    engine_errors: int = 0
+    shed: int = 0
+    reports_lost: int = 0
+    modes: dict[str, int] = {}
+    first_decision_s: float | None = None
+    first_admitted_s: float | None = None
+    stale_age_max_s: float = 0.0
+    longest_gap_s: float = 0.0
+    open: int = 0
+
+
+class LoadBooks:
+    """Counts and the two files in `folder`; use as a context manager. Times are the caller's monotonic clock."""
+
+    def __init__(self, folder: Path, *, began_s: float) -> None:
+        self.stats = LoadStats()
+        self._folder = folder
+        self._began_s = began_s
+        self._answered_at_s: float | None = None
+        self._modes: Counter[str] = Counter()
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._lines = (self._folder / ANSWERED).open("a", buffering=1, encoding="utf-8")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lines.close()
+
+    def answered(self, answer: Answer, *, now_s: float) -> None:
+        """A request got its answer, by one decision or several."""
+        stats, at_s = self.stats, now_s - self._began_s
+        if self._answered_at_s is not None:
+            stats.longest_gap_s = max(stats.longest_gap_s, at_s - self._answered_at_s)
+        self._answered_at_s = at_s
+        stats.answered += 1
+        stats.first_decision_s = at_s if stats.first_decision_s is None else stats.first_decision_s
+        if answer.admitted:
+            stats.admitted += 1
+            stats.first_admitted_s = at_s if stats.first_admitted_s is None else stats.first_admitted_s
+        for decision in answer.trail:
+            self._modes[_word(decision_pb2.Mode.Name(decision.mode), "MODE_")] += 1
+            stats.stale_age_max_s = max(stats.stale_age_max_s, decision.age_s)
+            self._write("decision", decision.id)
+            if decision.verdict == decision_pb2.VERDICT_REJECT:  # decide itself reports the outcome of a refusal
+                self._write("outcome", decision.request, str(decision.attempt), "rejected")
+
+    def acknowledged(self, event: outcomes_pb2.OutcomeEvent) -> None:
+        """A site has taken this event for good."""
+        kind = _word(outcomes_pb2.OutcomeKind.Name(event.kind), "OUTCOME_KIND_")
+        self._write("outcome", event.request, str(event.attempt), kind)
+
+    def save(self, *, open_requests: int, reports_lost: int) -> None:
+        """Write the counts, whole or not at all."""
+        self.stats.open = open_requests
+        self.stats.reports_lost = reports_lost
+        self.stats.modes = dict(self._modes)
+        new = self._folder / f"{STATS}.new"
+        new.write_bytes(msgspec.json.encode(self.stats))
+        new.replace(self._folder / STATS)
+
+    def _write(self, *columns: str) -> None:
+        self._lines.write("\t".join(columns) + "\n")
+
+
+def read_stats(folder: Path) -> LoadStats | None:
+    """The counts that a load last wrote; None if it has not written any."""
+    try:
+        return msgspec.json.decode((folder / STATS).read_bytes(), type=LoadStats)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _word(name: str, prefix: str) -> str:
+    return name.removeprefix(prefix).lower()

@@ -1,0 +1,81 @@
+"""Load requests: the recorded rows as requests of tenants, with prompts whose prefixes engines really find cached."""
+
+from collections.abc import Iterator, Mapping
+from random import Random
+
+import msgspec
+from msgspec import Struct
+
+from tokenfleet.core.blocks import block_keys, chain_seed
+from tokenfleet.local.data_files import trace_rows
+from tokenfleet.local.prompts import prompt_tokens
+from tokenfleet.sim.traces import TraceRow
+from tokenfleet.wire.v1 import decision_pb2
+
+OUTPUT_BUDGET_FACTOR = 2  # callers ask for more than they get
+OUTPUT_BUDGET_MIN = 64
+BYTES_A_TOKEN = 4  # of prompt text on the network
+
+
+class LoadConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`origins` are the gateways of each ingress site, `origin_shares` its share of the conversations; so are `models`
+    and `tenants`. `batch_share` of the conversations run as batch jobs, those of `batch_tenants` all.
+
+    `run` begins every request id, so that books and rows of two runs never mix. `block_tokens` and `site_secret` must
+    be the agents' own.
+    """
+
+    run: str
+    origins: dict[str, tuple[str, ...]]
+    origin_shares: dict[str, float]
+    models: dict[str, float]
+    tenants: dict[str, float]
+    batch_tenants: tuple[str, ...] = ()
+    batch_share: float = 0.08
+    site_secret: str
+    block_tokens: int = 256
+    copies: int = 1
+    seed: int = 1
+    folder: str
+    prompt_tokens_max: int = 60_000
+
+
+def rows(config: LoadConfig) -> Iterator[tuple[int, TraceRow]]:
+    """Numbered rows by arrival since the start: the trace over and over."""
+    laid = trace_rows(copies=config.copies, rng=Random(config.seed), prompt_tokens_max=config.prompt_tokens_max)
+    number, began_s = 0, 0.0
+    while True:
+        for row in laid:
+            yield number, msgspec.structs.replace(row, at_s=began_s + row.at_s)
+            number += 1
+        began_s += laid[-1].at_s
+
+
+def request_of(config: LoadConfig, row: TraceRow, *, id: str, number: int) -> tuple[decision_pb2.Request, list[int]]:
+    """The request of a row, and its prompt's token ids. Model, tenant and origin belong to the conversation."""
+    conversation = row.hash_ids[1] if len(row.hash_ids) > 1 else number  # the first block is a prompt that all share
+    rng = Random(conversation)
+    tenant = _drawn(rng, config.tenants)
+    batch = rng.random() < config.batch_share or tenant in config.batch_tenants
+    model = _drawn(rng, config.models)
+    tokens = prompt_tokens(row)
+    seed = chain_seed(config.site_secret.encode(), model=model)
+    request = decision_pb2.Request(
+        id=id,
+        model=model,
+        tenant=tenant,
+        origin=_drawn(rng, config.origin_shares),
+        prompt_tokens=row.prompt_tokens,
+        max_tokens=max(OUTPUT_BUDGET_FACTOR * row.output_tokens, OUTPUT_BUDGET_MIN),
+        block_keys=block_keys(tokens, seed=seed, block_tokens=config.block_tokens),
+        block_tokens=config.block_tokens,
+        stream=not batch,
+        task="batch" if batch else "",
+        session=f"conversation-{conversation}" if len(row.hash_ids) > 1 else "",
+        upload_bytes=BYTES_A_TOKEN * row.prompt_tokens,
+    )
+    return request, tokens.tolist()
+
+
+def _drawn(rng: Random, shares: Mapping[str, float]) -> str:
+    return rng.choices(tuple(shares), weights=tuple(shares.values()))[0]

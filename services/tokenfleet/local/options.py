@@ -1,0 +1,28 @@
+"""Options: what the user of `tokenfleet up` asked for."""
+
+from pathlib import Path
+
+from msgspec import Struct
+
+PORT_BASE = 7400
+
+
+class UpOptions(Struct, frozen=True, kw_only=True):
+    """`for_s` None runs until a signal. `kafka` (HOST:PORT) and `postgres` (DSN) replace the embedded ones when set.
+
+    `engines` is a discovery file of real engines, which replace the simulated ones. `copies` and `replicas` (decide
+    processes a site) override the fleet's own. `policy` is a policy file, empty for the shipped one.
+    """
+
+    for_s: float | None = None
+    json: bool = False
+    state_dir: Path = Path(".tokenfleet")
+    port_base: int = PORT_BASE
+    kafka: str = ""
+    postgres: str = ""
+    engines: Path | None = None
+    no_load: bool = False
+    copies: int | None = None
+    seed: int = 1
+    replicas: int | None = None
+    policy: str = ""
