@@ -2,6 +2,8 @@
 
 Constraints first, then money. Home keeps the request unless moving gains enough; the same tenant's prefix goes to the
 same site among those that cost nearly the same. The site's own TokenPilot picks the instance.
+Failure mode: closed for remote sites (a rule, region, link or summary that can't be told closes them), open for home's
+load: there SLOMax decides.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 Checks in order, the first that fails answers: the tenant's class and model, instances, context length, quota, deadline,
 the class's concurrent requests, its backlog. Only the first two hold when the product is switched off: they are rights,
-not load.
+not load. Failure mode: closed for rights, open for load: a wait, KV size or age that nobody knows refuses nothing.
 """
 
 from collections.abc import Sequence
