@@ -1,16 +1,18 @@
 """Faust app: what our stream processors take of faust: an app, its agents for low-rate topics, signals.
 
-An event through a faust agent costs 0.5 ms or more, so hot topics are read by a plain loop that the app hosts. It starts
-with the app, without waiting for faust's own consumer group to join, and its end without being told so ends the process.
+An event through a faust agent costs 0.5 ms or more, so hot topics are read by a plain loop that the app hosts. It
+starts with the app, without waiting for faust's own consumer group to join, and its unasked end ends the process.
 """
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn
 
 import faust
 
+from tokenfleet.adapters.running import EXIT_FAILED, EXIT_SETUP
 from tokenfleet.adapters.topics import Topic
 from tokenfleet.core.errors import SetupError
 
@@ -70,5 +72,13 @@ class HostedApp(faust.App):
 
 
 def run(app: HostedApp) -> NoReturn:
-    """Run until SIGTERM or SIGINT, or until something ends unasked: then the exit code is not 0."""
-    faust.Worker(app, quiet=True, override_logging=False, redirect_stdouts=False).execute_from_commandline()
+    """Run until SIGTERM or SIGINT (exit code 0), or until something ends unasked (1, or 2 for a setup error)."""
+    worker = faust.Worker(app, quiet=True, override_logging=False, redirect_stdouts=False)
+    try:
+        worker.execute_from_commandline()
+    except SetupError as error:
+        print(error, file=sys.stderr)
+        sys.exit(EXIT_SETUP)
+    except Exception as error:
+        logger.error("this process ends: %r", error)
+        sys.exit(EXIT_FAILED)

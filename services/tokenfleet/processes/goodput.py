@@ -8,9 +8,8 @@ every row that can still change is rebuilt whole. So nothing is committed, and a
 import asyncio
 import logging
 import math
+import sys
 from collections.abc import Callable
-from importlib.resources import files
-from pathlib import Path
 
 from prometheus_client import Counter, Gauge
 
@@ -21,6 +20,8 @@ from tokenfleet.adapters.kafka import Kafka
 from tokenfleet.adapters.kafka_link import KafkaAwayError
 from tokenfleet.adapters.kafka_reader import Follower
 from tokenfleet.adapters.kafka_reading import BEGINNING, LAST, Record, ago
+from tokenfleet.adapters.policy_file import load_policy
+from tokenfleet.adapters.running import EXIT_SETUP, set_up_logging, watched
 from tokenfleet.adapters.settings import GoodputSettings, load_settings
 from tokenfleet.adapters.status import Status
 from tokenfleet.adapters.topics import FEEDBACK, GOODPUT, OUTCOMES, POLICY, SUMMARY
@@ -90,9 +91,9 @@ class Goodput:
             status.parts["watermark"] = self._watermark_part
             async with asyncio.TaskGroup() as tasks:
                 for reader in readers:
-                    tasks.create_task(reader.run())
-                tasks.create_task(self._publisher(kafka))
-                tasks.create_task(self._teacher(kafka))
+                    watched(tasks, reader.run(), name=f"follow {reader.name}")
+                watched(tasks, self._publisher(kafka), name="publish")
+                watched(tasks, self._teacher(kafka), name="teach")
 
     async def _outcome_readers(self, kafka: Kafka) -> list[Follower[OutcomeEnvelope]]:
         """Take up what earlier lives published, and begin the outcomes where it can still change."""
@@ -239,10 +240,14 @@ async def _read_to_end(follower: Follower[PolicyRevision] | Follower[GoodputPart
 
 def main() -> None:
     """Run until SIGTERM."""
-    settings = load_settings("goodput", GoodputSettings)
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    toml = Path(settings.policy) if settings.policy else files("tokenfleet.core") / "default_policy.toml"
-    goodput = Goodput(settings, parse_policy(toml.read_text(encoding="utf-8"), source=str(toml)))
+    try:
+        settings = load_settings("goodput", GoodputSettings)
+        policy, _ = load_policy(settings.policy)
+    except (SetupError, PolicyError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(EXIT_SETUP)
+    set_up_logging(settings.log_level)
+    goodput = Goodput(settings, policy)
     app = faust_app.HostedApp("goodput", kafka=settings.kafka, state_dir=settings.state_dir, body=goodput.run)
     app.listen(POLICY, goodput.take_policy)
     faust_app.run(app)

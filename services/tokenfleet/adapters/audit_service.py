@@ -1,0 +1,129 @@
+"""Audit service: Find, Explain and Goodput over gRPC, from what PostgreSQL holds."""
+
+import logging
+import math
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Final, TypeVar, cast
+
+import grpc.aio
+import msgspec
+from google.protobuf.message import Message
+from msgspec import Struct
+
+from tokenfleet.adapters.audit_store import AuditStore
+from tokenfleet.adapters.grpc_server import Register
+from tokenfleet.adapters.messages import to_wire
+from tokenfleet.adapters.postgres import PostgresAwayError
+from tokenfleet.adapters.safe_text import from_json
+from tokenfleet.core.decision import Decision
+from tokenfleet.core.errors import BadRequestError, NotFoundError, SetupError
+from tokenfleet.core.records import OutcomeEvent
+from tokenfleet.wire.v1 import audit_pb2, audit_pb2_grpc, decision_pb2, outcomes_pb2
+
+SERVICE_NAME: Final = "tokenfleet.wire.v1.Audit"
+FIND_LIMIT: Final = 100
+FIND_LIMIT_MAX: Final = 1000
+
+T = TypeVar("T")
+Context = grpc.aio.ServicerContext[Any, Any]
+
+log = logging.getLogger(__name__)
+
+
+class AuditService(audit_pb2_grpc.AuditServicer):
+    """Answers from the store; UNAVAILABLE while PostgreSQL is."""
+
+    def __init__(self, store: AuditStore) -> None:
+        self._store = store
+
+    async def Find(self, request: audit_pb2.FindRequest, context: Context) -> audit_pb2.FindResponse:
+        del context
+        if request.limit > FIND_LIMIT_MAX:
+            raise BadRequestError("limit", f"{request.limit} is more than {FIND_LIMIT_MAX}")
+        verdict = decision_pb2.Verdict.Name(request.verdict).removeprefix("VERDICT_").lower() if request.verdict else ""
+        since_s, until_s = _bounds(request)
+        try:
+            bodies = await self._store.decisions_like(
+                filters=(request.tenant, request.model, request.site, request.target, verdict),
+                since_s=since_s,
+                until_s=until_s,
+                limit=request.limit or FIND_LIMIT,
+            )
+        except PostgresAwayError as error:
+            raise _away() from error
+        return audit_pb2.FindResponse(decisions=_messages(bodies, Decision, decision_pb2.Decision))
+
+    async def Explain(self, request: audit_pb2.ExplainRequest, context: Context) -> audit_pb2.ExplainResponse:
+        del context
+        if not request.request_id:
+            raise BadRequestError("request_id", "is empty")
+        try:
+            decisions, outcomes = await self._store.told_of(request.request_id)
+        except PostgresAwayError as error:
+            raise _away() from error
+        if not decisions and not outcomes:
+            raise NotFoundError(f"no decision and no outcome is known of request {request.request_id[:80]!r}")
+        return audit_pb2.ExplainResponse(
+            decisions=_messages(decisions, Decision, decision_pb2.Decision),
+            outcomes=_messages(outcomes, OutcomeEvent, outcomes_pb2.OutcomeEvent),
+        )
+
+    async def Goodput(self, request: audit_pb2.GoodputRequest, context: Context) -> audit_pb2.GoodputResponse:
+        del context
+        since_s, until_s = _bounds(request)
+        try:
+            windows = await self._store.goodput_windows(
+                width_s=request.window_s,
+                request_class=request.request_class,
+                tenant=request.tenant,
+                since_s=since_s,
+                until_s=until_s,
+            )
+        except PostgresAwayError as error:
+            raise _away() from error
+        return audit_pb2.GoodputResponse(windows=map(_window, windows))
+
+
+def register(service: AuditService) -> Register:
+    """Adds the service to a server."""
+    generated: Any = audit_pb2_grpc  # without types
+    return partial(generated.add_AuditServicer_to_server, service)
+
+
+def _bounds(request: audit_pb2.FindRequest | audit_pb2.GoodputRequest) -> tuple[float | None, float | None]:
+    since_s = _time("since_wall_s", request.since_wall_s) if request.HasField("since_wall_s") else None
+    until_s = _time("until_wall_s", request.until_wall_s) if request.HasField("until_wall_s") else None
+    return since_s, until_s
+
+
+def _time(field: str, value: float) -> float:
+    if not (math.isfinite(value) and abs(value) <= TIME_MAX_S):
+        raise BadRequestError(field, "is not a time in Unix seconds")
+    return value
+
+
+TIME_MAX_S: Final = 253_000_000_000.0  # PostgreSQL's to_timestamp takes it
+
+
+def _messages(bodies: Iterable[str], kind: type[Struct], wire: type[T]) -> list[T]:
+    """Rows that another version wrote and this one can't read are left out, and the log says so."""
+    messages: list[T] = []
+    for body in bodies:
+        try:
+            value = from_json(body, kind)
+        except msgspec.ValidationError as error:
+            log.error("a row of audit can't be read as %s: %s", kind.__name__, error)
+            continue
+        messages.append(cast(T, to_wire(value, cast(Message, wire()))))
+    return messages
+
+
+def _window(row: dict[str, object]) -> audit_pb2.GoodputWindow:
+    known = audit_pb2.GoodputWindow.DESCRIPTOR.fields_by_name
+    fields: dict[str, Any] = {name: value for name, value in row.items() if name in known and value is not None}
+    return audit_pb2.GoodputWindow(start_wall_s=cast(float, row["start_s"]), **fields)
+
+
+def _away() -> SetupError:
+    return SetupError("PostgreSQL does not answer; decisions are not affected, ask again later")

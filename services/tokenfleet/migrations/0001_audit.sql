@@ -1,0 +1,1 @@
+../../../migrations/0001_audit.sql
