@@ -67,12 +67,12 @@ async def until_signal(work: Awaitable[None]) -> int:
     return _ended(task)
 
 
-def watched(tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, None], *, name: str) -> None:
+def watched(tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
     """Runs `work` in `tasks`; if it ends, or is cancelled by nobody of ours, the whole group fails.
 
     A task group ignores a task that ends as cancelled, and aiokafka can cancel its caller (traps).
     """
-    tasks.create_task(_for_ever(work, name), name=name)
+    return tasks.create_task(_for_ever(work, name), name=name)
 
 
 async def _for_ever(work: Coroutine[Any, Any, None], name: str) -> None:

@@ -84,10 +84,10 @@ class EngineBlocks:
     """
 
     def __init__(self, *, secret: bytes, model: str, block_tokens: int, blocks_max: int = 0) -> None:
+        self.model = model
         self.block_tokens = block_tokens
         self.blocks_max = blocks_max
         self._secret = secret
-        self._model = model
         self._states: dict[int, KvState] = {}  # by rank
         self._blocks: dict[Identity, _Block] = {}
         self._copies = 0
@@ -180,9 +180,7 @@ class EngineBlocks:
         if (seed := self._seeds.get((chain, media))) is None:
             if len(self._seeds) >= SEEDS_KEPT_MAX:
                 self._seeds.clear()
-            seed = chain_seed(
-                self._secret, model=self._model, adapter=chain.adapter, cache_salt=chain.salt, media=media
-            )
+            seed = chain_seed(self._secret, model=self.model, adapter=chain.adapter, cache_salt=chain.salt, media=media)
             self._seeds[chain, media] = seed
         return seed
 

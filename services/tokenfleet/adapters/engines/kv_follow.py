@@ -11,6 +11,7 @@ from contextlib import aclosing
 
 import zmq
 import zmq.asyncio
+from prometheus_client import Counter
 
 from tokenfleet.adapters.engines.kv_events import decode_batch
 from tokenfleet.adapters.engines.kv_sequence import KvSequence
@@ -25,6 +26,9 @@ SILENT_CHECK_S = 5.0  # after so long without a batch the engine is asked whethe
 DRAIN_MAX = 64  # batches taken before other tasks of the loop get a turn
 REPLAY_END = b"\xff" * 8
 
+GAPS = Counter("tokenfleet_agent_kv_gaps_total", "Gaps in engines' KV events")
+LOST = Counter("tokenfleet_agent_kv_lost_total", "Times a rank's known blocks were dropped because KV events were lost")
+
 logger = logging.getLogger(__name__)
 
 
@@ -32,7 +36,7 @@ class KvFollower:
     """One rank of one engine. `run` follows until cancelled.
 
     `endpoint` is the engine's PUB address, or one of ours to bind (host `*`) for engines that dial; `replay_endpoint`
-    may be empty. `restarted` is called when the sequence went back. `lost` and `gaps` count for the metrics.
+    may be empty. `restarted` is called when the sequence went back. `gaps` and `lost` count since its start.
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class KvFollower:
 
     async def _close_gap(self, number: int) -> None:
         self.gaps += 1
+        GAPS.inc()
         if self._sequence.expected is not None:
             await self._catch_up(self._sequence.expected)
         elif number == 0:
@@ -176,6 +181,7 @@ class KvFollower:
 
     def _lose(self, expected: int | None, why: str) -> None:
         self.lost += 1
+        LOST.inc()
         self._blocks.lost(self._rank)
         self._sequence.expected = expected
         logger.warning("%s: KV events lost, known blocks dropped: %s", self._name, why)
