@@ -168,11 +168,11 @@ def tansu(folder: Path) -> OwnKafka:
 @contextmanager
 def container() -> Generator[KafkaServer]:
     """Apache Kafka in a container that Docker removes even if this process is killed."""
-    from testcontainers.kafka import KafkaContainer
+    from testcontainers.community.kafka import KafkaContainer
 
-    with KafkaContainer().with_kraft() as kafka:
-        capabilities = frozenset(Can) - {Can.REFUSE_UNKNOWN_TOPICS}  # the image creates topics that are asked for
-        yield KafkaServer(bootstrap=kafka.get_bootstrap_server(), kind="container", capabilities=capabilities)
+    settings = {"KAFKA_AUTO_CREATE_TOPICS_ENABLE": "false", "KAFKA_GROUP_INITIAL_REBALANCE_DELAY_MS": "0"}
+    with KafkaContainer().with_kraft().with_envs(**settings) as kafka:
+        yield KafkaServer(bootstrap=kafka.get_bootstrap_server(), kind="container")
 
 
 async def until_answers(bootstrap: str, *, process: ServerProcess) -> None:

@@ -80,7 +80,7 @@ def embedded(folder: Path) -> Generator[str]:
 @contextmanager
 def container() -> Generator[str]:
     """PostgreSQL in a container that Docker removes even if this process is killed."""
-    from testcontainers.postgres import PostgresContainer
+    from testcontainers.community.postgres import PostgresContainer
 
     with PostgresContainer("postgres:18", driver=None) as server:
         yield f"{server.get_connection_url()}?sslmode=disable"
