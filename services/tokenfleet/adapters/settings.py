@@ -104,6 +104,12 @@ def load_settings(process: str, kind: type[S], environ: Mapping[str, str] | None
         raise SetupError(f"settings of {process}: {error} (from {path or 'the environment'})") from error
 
 
+def environment_of_child(config: Path, **further: str) -> dict[str, str]:
+    """The environment of a process that reads `config` alone: this one's, without settings of its own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    return kept | further | {PREFIX + "CONFIG": str(config)}
+
+
 def _from_file(process: str, path: str) -> dict[str, Any]:
     if not path:
         return {}
