@@ -81,6 +81,10 @@ class TelemetryShard:
             rows=tuple(_row(name, owners[name], self._agents[owners[name]], now_s) for name in sorted(owners)),
         )
 
+    def __len__(self) -> int:
+        """Instances listed."""
+        return len(self._owners())
+
     def _newer(self, order: Order, known: Order) -> bool:
         if order.cluster == known.cluster:
             return (order.claim, order.n) > (known.claim, known.n)
