@@ -9,26 +9,11 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from tokenfleet.local.engine_api import Fault
+from tokenfleet.local.engine_config import HOST, InstanceConfig
 from tokenfleet.local.engine_events import KvPublisher
 from tokenfleet.local.engine_http import BODY_BYTES_MAX, EngineHttp, error
 from tokenfleet.local.engine_live import LiveEngine
 from tokenfleet.sim.profiles import profiles
-
-HOST = "127.0.0.1"
-
-
-class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One instance: its loopback ports and what it runs. kv_blocks None is the profile's memory."""
-
-    id: str
-    http_port: int
-    kv_port: int
-    kv_replay_port: int
-    model: str
-    profile: str
-    block_size: int = 32
-    seed: int = 0
-    kv_blocks: int | None = None
 
 
 class _Life:

@@ -17,15 +17,9 @@ import zmq
 from aiohttp import web
 
 from tokenfleet.local.engine_api import Fault
+from tokenfleet.local.engine_config import HOST, EnginesConfig
 from tokenfleet.local.engine_http import error
-from tokenfleet.local.engine_instance import HOST, Instance, InstanceConfig
-
-
-class EnginesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fleet of one process; control_port None means no control port."""
-
-    instances: list[InstanceConfig]
-    control_port: int | None = None
+from tokenfleet.local.engine_instance import Instance
 
 
 class Engines:

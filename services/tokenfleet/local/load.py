@@ -23,7 +23,8 @@ from tokenfleet.adapters.clock import monotonic_s, wall_s
 from tokenfleet.client.gateway import Answer, Gateway
 from tokenfleet.local.attempt import Attempt
 from tokenfleet.local.load_books import LoadBooks
-from tokenfleet.local.load_requests import LoadConfig, request_of, rows
+from tokenfleet.local.load_config import LoadConfig
+from tokenfleet.local.load_requests import request_of, rows
 from tokenfleet.sim.traces import TraceRow
 from tokenfleet.wire.v1 import decision_pb2
 

@@ -10,35 +10,10 @@ from types import TracebackType
 from typing import Self
 
 import msgspec
-from msgspec import Struct
 
 from tokenfleet.client.gateway import Answer
+from tokenfleet.local.load_stats import ANSWERED, STATS, LoadStats
 from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2
-
-ANSWERED = "answered.tsv"
-STATS = "load.json"
-
-
-class LoadStats(Struct, kw_only=True):
-    """The whole of `load.json`, of one life of the load.
-
-    `answered` counts requests that got an answer, `unanswered` those whose call failed for good, `shed` rows not sent
-    because too many were open. `modes` count decisions. Seconds are from the load's start.
-    """
-
-    answered: int = 0
-    admitted: int = 0
-    finished: int = 0
-    unanswered: int = 0
-    engine_errors: int = 0
-    shed: int = 0
-    reports_lost: int = 0
-    modes: dict[str, int] = {}
-    first_decision_s: float | None = None
-    first_admitted_s: float | None = None
-    stale_age_max_s: float = 0.0
-    longest_gap_s: float = 0.0
-    open: int = 0
 
 
 class LoadBooks:
@@ -95,14 +70,6 @@ class LoadBooks:
 
     def _write(self, *columns: str) -> None:
         self._lines.write("\t".join(columns) + "\n")
-
-
-def read_stats(folder: Path) -> LoadStats | None:
-    """The counts that a load last wrote; None if it has not written any."""
-    try:
-        return msgspec.json.decode((folder / STATS).read_bytes(), type=LoadStats)
-    except (OSError, msgspec.DecodeError):
-        return None
 
 
 def _word(name: str, prefix: str) -> str:

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from random import Random
 
 import msgspec
-from msgspec import Struct
 
 from tokenfleet.core.blocks import block_keys, chain_seed
 from tokenfleet.local.data_files import trace_rows
+from tokenfleet.local.load_config import LoadConfig
 from tokenfleet.local.prompts import prompt_tokens
 from tokenfleet.sim.traces import TraceRow
 from tokenfleet.wire.v1 import decision_pb2
@@ -15,29 +15,6 @@ from tokenfleet.wire.v1 import decision_pb2
 OUTPUT_BUDGET_FACTOR = 2  # callers ask for more than they get
 OUTPUT_BUDGET_MIN = 64
 BYTES_A_TOKEN = 4  # of prompt text on the network
-
-
-class LoadConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`origins` are the gateways of each ingress site, `origin_shares` its share of the conversations; so are `models`
-    and `tenants`. `batch_share` of the conversations run as batch jobs, those of `batch_tenants` all.
-
-    `run` begins every request id, so that books and rows of two runs never mix. `block_tokens` and `site_secret` must
-    be the agents' own.
-    """
-
-    run: str
-    origins: dict[str, tuple[str, ...]]
-    origin_shares: dict[str, float]
-    models: dict[str, float]
-    tenants: dict[str, float]
-    batch_tenants: tuple[str, ...] = ()
-    batch_share: float = 0.08
-    site_secret: str
-    block_tokens: int = 256
-    copies: int = 1
-    seed: int = 1
-    folder: str
-    prompt_tokens_max: int = 60_000
 
 
 def rows(config: LoadConfig) -> Iterator[tuple[int, TraceRow]]:

@@ -1,0 +1,26 @@
+"""Load config: what the load is told; `up` writes it without loading what the load needs."""
+
+from msgspec import Struct
+
+
+class LoadConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`origins` are the gateways of each ingress site, `origin_shares` its share of the conversations; so are `models`
+    and `tenants`. `batch_share` of the conversations run as batch jobs, those of `batch_tenants` all.
+
+    `run` begins every request id, so that books and rows of two runs never mix. `block_tokens` and `site_secret` must
+    be the agents' own.
+    """
+
+    run: str
+    origins: dict[str, tuple[str, ...]]
+    origin_shares: dict[str, float]
+    models: dict[str, float]
+    tenants: dict[str, float]
+    batch_tenants: tuple[str, ...] = ()
+    batch_share: float = 0.08
+    site_secret: str
+    block_tokens: int = 256
+    copies: int = 1
+    seed: int = 1
+    folder: str
+    prompt_tokens_max: int = 60_000
