@@ -127,7 +127,7 @@ def test_silence_never_empties_one_s_own_pool() -> None:
         ([waiting("b", 0.0, kv_used=0.99), peer("c")], "all_busy"),
         ([peer("b"), waiting("c", 3.0), waiting("d", 2.5)], "all_busy"),
         ([peer("b"), replace(FAR, rtt_s=2.1)], "infeasible"),
-        ([peer("b"), waiting("c", 0.0, age_s=60.0)], "no_site"),
+        ([peer("b"), waiting("d", 0.0, age_s=60.0), replace(FAR, link_up=False)], "no_site"),
         ([peer("b"), replace(FAR, link_up=False)], "no_site"),
         ([peer("b"), waiting("c", 0.0, model_digest="large-chat@2020")], "filtered_by_policy"),
         ([], "no_site"),
@@ -351,3 +351,15 @@ def test_own_sends_use_up_a_site_s_capacity_before_it_says_so() -> None:
         sends.sent(replace(send(f"x-{i}", 999.95, work_s=0.0), uncached_tokens=0, kv_tokens=3_500))
     assert send_to_site(far, sends=sends).reason == "all_busy"
     assert send_to_site(far, sends=Sends(kept_s=15.0)).site == "c"
+
+
+def test_a_home_that_hears_nobody_sends_by_the_old_summaries_and_says_so() -> None:
+    found = send_to_site([peer("b"), waiting("c", 0.0, age_s=60.0)])
+    assert (found.site, found.stale) == ("c", True)
+    assert "60.0 s old" in found.sentence
+
+
+def test_old_summaries_never_lift_a_right() -> None:
+    silent = [peer("b"), waiting("d", 0.0, age_s=60.0)]
+    assert send_to_site(silent, request(tenant="eu-bank")).site == ""
+    assert send_to_site(silent).site == "d"

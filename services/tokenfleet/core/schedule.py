@@ -77,6 +77,8 @@ def decide(site: Site, request: Request, steps: Steps, ids: Ids, *, now_s: float
     decided = _answer(site, asked)
     if request.dry_run or decided.decision.verdict not in ("admit", "redirect"):
         site.quotas.refund(asked.charge)
+    elif asked.charge.bucket is not None:
+        site.charged(request.id)
     return decided
 
 
@@ -99,7 +101,7 @@ def _asked(site: Site, request: Request, steps: Steps, ids: Ids, now_s: float) -
     )
     entry = tenant_entry(request.tenant, tenants=policy.tenants, default_tenant=policy.default_tenant)
     charge = Charge(tenant=entry)
-    if steps.admission and request.hop == 0 and policy.products.slomax:
+    if steps.admission and request.hop == 0 and policy.products.slomax and not site.was_charged(request.id):
         running = site.running_of(request.tenant) if tenant.running_max else 0
         charge = site.quotas.charge(entry, tenant, running=running, now_s=now_s)
     pool = site.pool(request.model, now_s, request)

@@ -89,6 +89,7 @@ class Site:
         self._calibrations: dict[str, PoolCalibration] = {}
         self._controls: dict[str, Control] = {}
         self._sessions: OrderedDict[str, str] = OrderedDict()
+        self._charged: OrderedDict[str, None] = OrderedDict()
         self._answers: OrderedDict[tuple[str, int, int], Decision] = OrderedDict()
 
     def heard(self, fact: Fact, how: Heard) -> None:
@@ -172,6 +173,16 @@ class Site:
         self._answers[request.id, request.attempt, request.hop] = decision
         if len(self._answers) > ANSWERS_MAX:
             self._answers.popitem(last=False)
+
+    def was_charged(self, request: str) -> bool:
+        """Whether an earlier attempt of the logical request has been charged to its tenant's quota."""
+        return request in self._charged
+
+    def charged(self, request: str) -> None:
+        """The logical request has been charged: its retries are free."""
+        self._charged[request] = None
+        if len(self._charged) > ANSWERS_MAX:
+            self._charged.popitem(last=False)
 
     def settled(self, event: OutcomeEvent, *, now_s: float) -> tuple[OutcomeEvent, PlacementEvent | None]:
         """Takes in how a request goes: the event with what was believed, and the ledger's change."""

@@ -12,6 +12,7 @@ class Demand(Struct, frozen=True, kw_only=True):
     """The request with the policy's terms for it. `home` is the site that asks; estimates are of output tokens.
 
     `now_s` is the monotonic clock, `now_wall_s` Unix time, used only to tell whether a residency rule has expired.
+    `blind`: no site has been heard lately, so it is we who hear nothing, and old summaries must do.
     """
 
     request: Request
@@ -25,6 +26,7 @@ class Demand(Struct, frozen=True, kw_only=True):
     output_q90: float
     now_s: float
     now_wall_s: float
+    blind: bool = False
 
     @property
     def kv_need_tokens(self) -> float:

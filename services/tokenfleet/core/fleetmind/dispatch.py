@@ -12,6 +12,7 @@ from random import Random
 
 import xxhash
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tokenfleet.core.decision import Reason, Request, SiteOption
 from tokenfleet.core.fleetmind.constraints import Refusal, barred, is_stale, late, overloaded
@@ -23,6 +24,7 @@ from tokenfleet.core.fleetmind.residency import residency_refusal
 from tokenfleet.core.fleetmind.sends import Send, Sends
 from tokenfleet.core.policy import Policy
 from tokenfleet.core.slomax.retry import retry_after_s
+from tokenfleet.core.tokenpilot.known import known
 from tokenfleet.core.view import PeerView
 
 KEY_BYTES = 8  # one packed block key
@@ -103,7 +105,11 @@ def dispatch(
         now_s=now_s,
         now_wall_s=now_wall_s,
     )
-    judged = [_judged(demand, peer, sends) for peer in sorted(peers, key=lambda peer: peer.site)]
+    ordered = sorted(peers, key=lambda peer: peer.site)
+    judged = [_judged(demand, peer, sends) for peer in ordered]
+    if not any(isinstance(each, Eligible) for each in judged) and _hears_nobody(demand, ordered):
+        blind = replace(demand, blind=True)
+        judged = [_judged(blind, peer, sends) for peer in ordered]
     options = tuple(_option(each) for each in judged)
     eligible = [each for each in judged if isinstance(each, Eligible)]
     refused = [each for each in judged if isinstance(each, Refused)]
@@ -127,6 +133,16 @@ def dispatch(
             kv_tokens=math.ceil(demand.kv_need_tokens),
         ),
     )
+
+
+def _hears_nobody(demand: Demand, peers: Sequence[PeerView]) -> bool:
+    """Whether no other site's summary is young enough: then our own Kafka is away, not all of them.
+
+    The site that a request is sent to decides on its own tables, so an old summary can't overcommit it.
+    """
+    most_s = demand.policy.fleetmind.summary_age_max_s
+    ages_s = [known(peer.age_s) for peer in peers if peer.site != demand.home and peer.summary is not None]
+    return bool(ages_s) and not any(age_s is not None and age_s <= most_s for age_s in ages_s)
 
 
 def _unmoved(request: Request, policy: Policy, *, home: str, now_wall_s: float) -> Dispatch:

@@ -107,7 +107,7 @@ class Request(_message.Message):
     def __init__(self, id: _Optional[str] = ..., attempt: _Optional[int] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., origin: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., block_keys: _Optional[bytes] = ..., block_tokens: _Optional[int] = ..., stream: _Optional[bool] = ..., task: _Optional[str] = ..., declared_class: _Optional[str] = ..., deadline_s: _Optional[float] = ..., session: _Optional[str] = ..., adapter: _Optional[str] = ..., data_class: _Optional[str] = ..., local_only: _Optional[bool] = ..., hop: _Optional[int] = ..., lease: _Optional[str] = ..., sites_tried: _Optional[_Iterable[str]] = ..., elapsed_s: _Optional[float] = ..., upload_bytes: _Optional[int] = ...) -> None: ...
 
 class Candidate(_message.Message):
-    __slots__ = ("instance", "cost_s", "ttft_s", "wait_s", "work_s", "bias_s", "margin_s", "reuse_s", "kv_s", "decode_s", "hit_tokens", "uncached_tokens", "p_hit", "age_s", "suspect")
+    __slots__ = ("instance", "cost_s", "ttft_s", "wait_s", "work_s", "bias_s", "margin_s", "reuse_s", "kv_s", "decode_s", "hit_tokens", "uncached_tokens", "p_hit", "age_s", "suspect", "weight_s", "saved_s")
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     COST_S_FIELD_NUMBER: _ClassVar[int]
     TTFT_S_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +123,8 @@ class Candidate(_message.Message):
     P_HIT_FIELD_NUMBER: _ClassVar[int]
     AGE_S_FIELD_NUMBER: _ClassVar[int]
     SUSPECT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_S_FIELD_NUMBER: _ClassVar[int]
+    SAVED_S_FIELD_NUMBER: _ClassVar[int]
     instance: str
     cost_s: float
     ttft_s: float
@@ -138,10 +140,12 @@ class Candidate(_message.Message):
     p_hit: float
     age_s: float
     suspect: bool
-    def __init__(self, instance: _Optional[str] = ..., cost_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., work_s: _Optional[float] = ..., bias_s: _Optional[float] = ..., margin_s: _Optional[float] = ..., reuse_s: _Optional[float] = ..., kv_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., hit_tokens: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., p_hit: _Optional[float] = ..., age_s: _Optional[float] = ..., suspect: _Optional[bool] = ...) -> None: ...
+    weight_s: float
+    saved_s: float
+    def __init__(self, instance: _Optional[str] = ..., cost_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., work_s: _Optional[float] = ..., bias_s: _Optional[float] = ..., margin_s: _Optional[float] = ..., reuse_s: _Optional[float] = ..., kv_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., hit_tokens: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., p_hit: _Optional[float] = ..., age_s: _Optional[float] = ..., suspect: _Optional[bool] = ..., weight_s: _Optional[float] = ..., saved_s: _Optional[float] = ...) -> None: ...
 
 class SiteOption(_message.Message):
-    __slots__ = ("site", "refused", "cost", "ttft_s", "wait_s", "network_s", "hit_tokens", "summary_age_s")
+    __slots__ = ("site", "refused", "cost", "ttft_s", "wait_s", "network_s", "hit_tokens", "summary_age_s", "work_s", "crowding_s", "tpot_excess_s", "latency_cost", "gpu_cost", "egress_cost", "stale")
     SITE_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +154,13 @@ class SiteOption(_message.Message):
     NETWORK_S_FIELD_NUMBER: _ClassVar[int]
     HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    WORK_S_FIELD_NUMBER: _ClassVar[int]
+    CROWDING_S_FIELD_NUMBER: _ClassVar[int]
+    TPOT_EXCESS_S_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_COST_FIELD_NUMBER: _ClassVar[int]
+    GPU_COST_FIELD_NUMBER: _ClassVar[int]
+    EGRESS_COST_FIELD_NUMBER: _ClassVar[int]
+    STALE_FIELD_NUMBER: _ClassVar[int]
     site: str
     refused: str
     cost: float
@@ -158,7 +169,14 @@ class SiteOption(_message.Message):
     network_s: float
     hit_tokens: int
     summary_age_s: float
-    def __init__(self, site: _Optional[str] = ..., refused: _Optional[str] = ..., cost: _Optional[float] = ..., ttft_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., network_s: _Optional[float] = ..., hit_tokens: _Optional[int] = ..., summary_age_s: _Optional[float] = ...) -> None: ...
+    work_s: float
+    crowding_s: float
+    tpot_excess_s: float
+    latency_cost: float
+    gpu_cost: float
+    egress_cost: float
+    stale: bool
+    def __init__(self, site: _Optional[str] = ..., refused: _Optional[str] = ..., cost: _Optional[float] = ..., ttft_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., network_s: _Optional[float] = ..., hit_tokens: _Optional[int] = ..., summary_age_s: _Optional[float] = ..., work_s: _Optional[float] = ..., crowding_s: _Optional[float] = ..., tpot_excess_s: _Optional[float] = ..., latency_cost: _Optional[float] = ..., gpu_cost: _Optional[float] = ..., egress_cost: _Optional[float] = ..., stale: _Optional[bool] = ...) -> None: ...
 
 class Admission(_message.Message):
     __slots__ = ("request_class", "rule", "output_q50_tokens", "output_q90_tokens", "running", "bound", "retry_after_s", "not_before_s")
