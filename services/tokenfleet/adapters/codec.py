@@ -117,7 +117,6 @@ def _scan(value: bytes) -> None:
         strict_map_key=True,
         object_pairs_hook=_refuse_twice,
         ext_hook=_refuse_extension,
-        max_buffer_size=RECORD_BYTES_MAX,
     )
 
 
