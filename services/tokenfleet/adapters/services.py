@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 import grpc.aio
-from msgspec import Struct
 from msgspec.structs import replace
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -55,8 +54,8 @@ TELEMETRY_AGE = Gauge("tokenfleet_telemetry_age_seconds", "Age of the youngest t
 class Outbox(Protocol):
     """Where records go that must reach Kafka even when it is away now."""
 
-    def append(self, topic: Topic[Any], site: str, partition: int, message: Struct) -> None:
-        """Keeps `message`; returns when it would survive the end of this process."""
+    def put(self, topic: Topic[Any], site: str, message: Any, *, partition: int) -> bool:
+        """Keeps `message`; when it returns it survives the end of this process. False when it is lost, and counted."""
         ...
 
 
@@ -121,7 +120,7 @@ class Desk:
             n=self._envelopes,
             events=(event,),
         )
-        self._outbox.append(PLACEMENTS, self.site.name, partition, envelope)
+        self._outbox.put(PLACEMENTS, self.site.name, envelope, partition=partition)
         self.site.placed(event, partition=partition, session=session, now_s=now_s)
 
     def _tell(self, event: OutcomeEvent) -> None:
@@ -129,12 +128,12 @@ class Desk:
             site=self.site.name, replica=self.site.replica, sent_wall_s=wall_s(), events=(event,)
         )
         partition = partition_of(event.request, self._partitions(OUTCOMES.name))
-        self._outbox.append(OUTCOMES, self.site.name, partition, envelope)
+        self._outbox.put(OUTCOMES, self.site.name, envelope, partition=partition)
 
     def _record(self, decision: Decision) -> None:
         envelope = DecisionEnvelope(site=self.site.name, replica=self.site.replica, decisions=(decision,))
         partition = partition_of(self.site.replica, self._partitions(DECISIONS.name))
-        self._outbox.append(DECISIONS, self.site.name, partition, envelope)
+        self._outbox.put(DECISIONS, self.site.name, envelope, partition=partition)
 
     def _count(self, decision: Decision) -> None:
         DECISIONS_COUNTED.labels(decision.verdict, decision.reason, decision.mode, decision.request_class).inc()

@@ -68,28 +68,29 @@ async def run(settings: DecideSettings) -> None:
     counts: dict[str, int] = {}
     followers: list[Follower[Any]] = []
     status = Status("decide", host=settings.status_host, port=settings.status_port)
-    spool = Spool(Path(settings.state_dir) / "spool", max_bytes=settings.spool_max_bytes)
-    with spool:
+    kafka = Kafka(settings.kafka, client_id=f"decide-{site.name}-{settings.replica}")
+    with Spool(Path(settings.state_dir) / "spool", bytes_max=settings.spool_max_bytes) as spool:
+        sender = Sender(spool, kafka)
         desk = Desk(
             site,
-            spool,
-            start=spool.start,
+            sender,
+            start=spool.start_count,
             partitions=counts.__getitem__,
             ready=_once(lambda: bool(followers) and all(follower.caught_up for follower in followers)),
         )
         server = GrpcServer(
             settings.listen, registers=registers(desk), names=SERVICE_NAMES, reflect=settings.reflection
         )
-        async with status, server, Kafka(settings.kafka, client_id=f"decide-{site.name}-{settings.replica}") as kafka:
+        async with status, server, kafka:
             for topic in WRITTEN:
                 counts[topic.name] = await kafka.partitions(topic, site.name)
             followers += _followers(kafka, site)
             status.parts["tables"] = lambda: _tables(followers)
-            status.parts["spool"] = spool.state
+            status.parts["spool"] = lambda: _spool(spool)
             async with asyncio.TaskGroup() as tasks:
                 for follower in followers:
                     watched(tasks, follower.run(), name=f"follow {follower.name}")
-                watched(tasks, Sender(kafka, spool).run(), name="sender")
+                watched(tasks, sender.run(), name="sender")
                 watched(tasks, _advance(site, followers, counts[PLACEMENTS.name]), name="advance")
                 await asyncio.gather(*(follower.until_caught_up() for follower in followers))
                 await server.serving(True)
@@ -159,6 +160,11 @@ async def _advance(site: Site, followers: list[Follower[Any]], partitions: int) 
 def _tables(followers: list[Follower[Any]]) -> tuple[bool, str]:
     behind = [f"{follower.name} {follower.lag} behind" for follower in followers if not follower.caught_up]
     return not behind, "; ".join(behind) or "all read to their end"
+
+
+def _spool(spool: Spool) -> tuple[bool, str]:
+    lost = sum(spool.lost.values())
+    return not lost, f"{spool.records} records wait" + (f", {lost} were lost for want of room" if lost else "")
 
 
 def _once(ready: Callable[[], bool]) -> Callable[[], bool]:
