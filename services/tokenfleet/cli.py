@@ -98,19 +98,23 @@ def topics_apply(
     state_dir: State = STATE,
 ) -> None:
     """Create the topics that are missing, and say which have another shape than they should."""
-    from tokenfleet.adapters.kafka_admin import apply_topics, plan_text
+    from tokenfleet.adapters.kafka_admin import apply
+    from tokenfleet.adapters.kafka_plan import plan_text
     from tokenfleet.adapters.policy_file import load_policy
     from tokenfleet.adapters.topics import resized
 
     sites = tuple(site or load_policy(policy)[0].sites)
     table = resized(_counts(partitions or []))
     if show:
-        typer.echo(plan_text(sites, table, replication=replication))
+        typer.echo(plan_text(sites, topics=table, replication=replication))
         return
     bootstrap = kafka or _endpoints(state_dir).kafka
-    report = asyncio.run(apply_topics(bootstrap, sites, table, replication=replication))
-    typer.echo(report.text())
-    if report.wrong:
+    applied = asyncio.run(apply(bootstrap, sites, topics=table, replication=replication))
+    for topic in applied:
+        typer.echo(f"{topic.state:9} {topic.name} ({topic.partitions} partitions)")
+        if topic.state == "wrong":
+            typer.echo(f"          {topic.problem}; {topic.remedy}", err=True)
+    if any(topic.state == "wrong" for topic in applied):
         raise typer.Exit(1)
 
 
