@@ -8,6 +8,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, NoReturn
 
 import faust
@@ -26,11 +27,13 @@ class HostedApp(faust.App):
     """A faust app that runs `body` from its start to its stop. It needs at least one agent (`listen`)."""
 
     def __init__(self, name: str, *, kafka: str, state_dir: str, body: Body) -> None:
+        datadir = Path(state_dir) / f"faust-{name}"
+        datadir.mkdir(parents=True, exist_ok=True)
         super().__init__(
             f"tokenfleet-{name}",
             broker=[f"kafka://{address.strip()}" for address in kafka.split(",")],
             store="memory://",
-            datadir=f"{state_dir}/faust-{name}",
+            datadir=str(datadir),
             key_serializer="raw",
             value_serializer="raw",
             broker_session_timeout=SESSION_S,
@@ -73,6 +76,8 @@ class HostedApp(faust.App):
 
 def run(app: HostedApp) -> NoReturn:
     """Run until SIGTERM or SIGINT (exit code 0), or until something ends unasked (1, or 2 for a setup error)."""
+    for chatty in ("faust", "mode", __name__):  # each start and stop of their dozen services is a line
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     worker = faust.Worker(app, quiet=True, override_logging=False, redirect_stdouts=False)
     try:
         worker.execute_from_commandline()

@@ -1,0 +1,279 @@
+"""The audit process: exactly one row each through kills and outages of PostgreSQL, and its answers over gRPC."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import asyncpg
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.kafka_server import KafkaServer
+from tests.ports import free_port
+from tests.processes.children import Child
+from tokenfleet.adapters.audit_store import AuditStore
+from tokenfleet.adapters.clock import monotonic_s, wall_s
+from tokenfleet.adapters.kafka import Kafka
+from tokenfleet.adapters.kafka_admin import apply
+from tokenfleet.adapters.kafka_reading import Record
+from tokenfleet.adapters.postgres import Postgres, migrate
+from tokenfleet.adapters.topics import DECISIONS, GOODPUT, OUTCOMES, partition_of
+from tokenfleet.core.decision import Decision
+from tokenfleet.core.records import (
+    DecisionEnvelope,
+    GoodputPartial,
+    GoodputRow,
+    OutcomeEnvelope,
+    OutcomeEvent,
+    OutcomeKind,
+)
+from tokenfleet.processes.audit import Writer
+from tokenfleet.wire.v1 import audit_pb2, audit_pb2_grpc
+
+pytestmark = pytest.mark.integration
+
+
+def decision(request: str, site: str, *, attempt: int = 0) -> Decision:
+    return Decision(
+        id=f"{request}.{attempt}",
+        request=request,
+        attempt=attempt,
+        verdict="admit",
+        tenant="acme",
+        model="m",
+        request_class="chat",
+        origin=site,
+        site=site,
+        target="i",
+        prompt_tokens=10,
+        sentence="because",
+        at_wall_s=wall_s(),
+    )
+
+
+def outcome(request: str, site: str, kind: OutcomeKind, *, attempt: int = 0) -> OutcomeEvent:
+    common: dict[str, Any] = {"tenant": "acme", "request_class": "chat", "model": "m", "origin": site}
+    return OutcomeEvent(
+        request=request,
+        attempt=attempt,
+        kind=kind,
+        decision=f"{request}.{attempt}",
+        at_wall_s=wall_s(),
+        elapsed_s=1.0,
+        **common,
+    )
+
+
+KINDS: tuple[OutcomeKind, ...] = ("started", "finished")
+
+
+async def tell(kafka: Kafka, site: str, requests: list[str]) -> None:
+    """A decision and two events of each request."""
+    decisions = tuple(decision(request, site) for request in requests)
+    await kafka.send(
+        DECISIONS, site, [DecisionEnvelope(site=site, replica="0", decisions=decisions)], partition=0, timeout_s=10.0
+    )
+    for partition in range(OUTCOMES.partitions):
+        ours = [request for request in requests if partition_of(request, OUTCOMES.partitions) == partition]
+        events = tuple(outcome(request, site, kind) for request in ours for kind in KINDS)
+        if events:
+            envelope = OutcomeEnvelope(site=site, replica="0", sent_wall_s=wall_s(), events=events)
+            await kafka.send(OUTCOMES, site, [envelope], partition=partition, timeout_s=10.0)
+
+
+class Proxy:
+    """A wire between audit and PostgreSQL that a test can cut."""
+
+    def __init__(self, database: str) -> None:
+        parts = urlsplit(database)
+        self._to = (parts.hostname or "127.0.0.1", parts.port or 5432)
+        self._port = free_port()
+        self.dsn = parts._replace(netloc=f"{parts.username or 'postgres'}@127.0.0.1:{self._port}").geturl()
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.StreamWriter] = set()
+
+    async def join(self) -> None:
+        self._server = await asyncio.start_server(self._carry, "127.0.0.1", self._port)
+
+    async def cut(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for writer in list(self._open):
+            writer.transport.abort()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(*self._to)
+        self._open |= {writer, back}
+        await asyncio.gather(_pump(reader, back), _pump(there, writer))
+        self._open -= {writer, back}
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while chunk := await reader.read(65536):
+            writer.write(chunk)
+            await writer.drain()
+    writer.close()
+
+
+def worker(kafka: KafkaServer, dsn: str, folder: Path, sites: tuple[str, ...], *, port: int) -> Child:
+    settings = {
+        "KAFKA": kafka.bootstrap,
+        "POSTGRES": dsn,
+        "SITES": ",".join(sites),
+        "STATE_DIR": str(folder / "state"),
+        "LISTEN": f"127.0.0.1:{port}",
+    }
+    return Child("tokenfleet.processes.audit", settings, log_path=folder / "audit.log")
+
+
+@asynccontextmanager
+async def asking(database: str) -> AsyncGenerator[Callable[[str], Any]]:
+    connection = await asyncpg.connect(database)
+    try:
+        yield connection.fetchval
+    finally:
+        await connection.close()
+
+
+async def until(child: Child, count: Callable[[], Any], expected: int, *, wait_max_s: float = 60.0) -> None:
+    give_up_s = monotonic_s() + wait_max_s
+    while (found := await count()) != expected:
+        if not child.running or monotonic_s() > give_up_s:
+            pytest.fail(f"{found} instead of {expected}: {child.said()[-3000:]}")
+        await asyncio.sleep(0.1)
+
+
+def new_sites() -> tuple[str, str]:
+    return f"x{uuid4().hex[:8]}", f"y{uuid4().hex[:8]}"
+
+
+@pytest.mark.timeout(180)
+async def test_killed_in_the_middle_every_row_stands_once(kafka: KafkaServer, database: str, tmp_path: Path) -> None:
+    sites, rng = new_sites(), Random(3)
+    await apply(kafka.bootstrap, sites)
+    await migrate(database)
+    child = worker(kafka, database, tmp_path, sites, port=free_port())
+    async with Kafka(kafka.bootstrap, client_id="test") as link, asking(database) as ask:
+        for life in range(4):
+            child.start()
+            for batch in range(20):
+                await tell(link, sites[batch % 2], [f"{life}-{batch}-{n}" for n in range(10)])
+            await asyncio.sleep(rng.uniform(0.0, 3.0))
+            child.kill()
+        child.start()
+        await until(child, lambda: ask("select count(*) from decisions"), 800)
+        await until(child, lambda: ask("select count(*) from outcomes"), 1600)
+        await asyncio.sleep(1.0)
+        assert await ask("select count(*) from decisions") == 800
+        assert await ask("select count(*) from (select distinct request, attempt, kind from outcomes)") == 1600
+    assert child.stop(signal.SIGTERM) == 0, child.said()[-3000:]
+
+
+@pytest.mark.timeout(180)
+async def test_postgresql_away_loses_nothing_and_is_said(kafka: KafkaServer, database: str, tmp_path: Path) -> None:
+    sites = new_sites()
+    await apply(kafka.bootstrap, sites)
+    await migrate(database)
+    proxy, port = Proxy(database), free_port()
+    await proxy.join()
+    child = worker(kafka, proxy.dsn, tmp_path, sites, port=port)
+    child.start()
+    async with Kafka(kafka.bootstrap, client_id="test") as link, asking(database) as ask:
+        await tell(link, sites[0], ["before"])
+        await until(child, lambda: ask("select count(*) from outcomes"), 2)
+        await proxy.cut()
+        for number in range(50):
+            await tell(link, sites[number % 2], [f"{number}-{n}" for n in range(10)])
+        await until(child, lambda: is_serving(port), False)
+        assert "PostgreSQL is away" in child.said()
+        assert await ask("select count(*) from decisions") == 1
+        await proxy.join()
+        await until(child, lambda: ask("select count(*) from decisions"), 501)
+        await until(child, lambda: ask("select count(*) from outcomes"), 1002)
+        await until(child, lambda: is_serving(port), True)
+    assert child.stop(signal.SIGTERM) == 0, child.said()[-3000:]
+    await proxy.cut()
+
+
+async def is_serving(port: int) -> bool:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        answer = await health.Check(
+            health_pb2.HealthCheckRequest(service="tokenfleet.wire.v1.Audit"), timeout=10.0, wait_for_ready=True
+        )
+    return answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.timeout(120)
+async def test_find_explain_and_goodput_answer_from_postgresql(
+    kafka: KafkaServer, database: str, tmp_path: Path
+) -> None:
+    sites = new_sites()
+    await apply(kafka.bootstrap, sites)
+    await migrate(database)
+    port = free_port()
+    child = worker(kafka, database, tmp_path, sites, port=port)
+    child.start()
+    row = GoodputRow(
+        start_s=600.0,
+        width_s=60.0,
+        request_class="chat",
+        tenant=sites[0],
+        pool="p",
+        version=1,
+        goodput_tokens=30,
+        output_tokens=60,
+        met=1,
+        missed=1,
+    )
+    async with Kafka(kafka.bootstrap, client_id="test") as link, asking(database) as ask:
+        await tell(link, sites[0], ["one", "two"])
+        partial = GoodputPartial(site=sites[0], partition=0, watermark_s=700.0, rows=(row,))
+        await link.send(GOODPUT, "", [partial], partition=0, timeout_s=10.0)
+        await until(child, lambda: ask("select count(*) from outcomes"), 4)
+        await until(child, lambda: ask(f"select count(*) from goodput where tenant = '{sites[0]}'"), 1)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            audit: Any = audit_pb2_grpc.AuditStub(channel)
+            explained = await audit.Explain(audit_pb2.ExplainRequest(request_id="one"))
+            found = await audit.Find(audit_pb2.FindRequest(tenant="acme", site=sites[0], limit=1))
+            nothing = await audit.Find(audit_pb2.FindRequest(tenant="globex"))
+            summed = await audit.Goodput(audit_pb2.GoodputRequest(window_s=60.0, tenant=sites[0]))
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await audit.Explain(audit_pb2.ExplainRequest(request_id="three"))
+            with pytest.raises(grpc.aio.AioRpcError) as too_many:
+                await audit.Find(audit_pb2.FindRequest(limit=1001))
+    assert [d.sentence for d in explained.decisions] == ["because"]
+    assert [o.kind for o in explained.outcomes] == sorted(o.kind for o in explained.outcomes)
+    assert len(explained.outcomes) == 2
+    assert len(found.decisions) == 1
+    assert not nothing.decisions
+    [window] = summed.windows
+    assert (window.goodput_tokens, window.attainment_admitted, window.goodput_tokens_per_s) == (30, 0.5, 0.5)
+    assert not window.HasField("cost_per_million_goodput_tokens") or window.cost_per_million_goodput_tokens == 0.0
+    assert refused.value.code() == grpc.StatusCode.NOT_FOUND
+    assert too_many.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert child.stop(signal.SIGTERM) == 0, child.said()[-3000:]
+
+
+async def test_a_batch_waits_for_the_migration(database: str) -> None:
+    async with Postgres(database) as postgres:
+        writer = Writer(AuditStore(postgres))
+        message = DecisionEnvelope(site="b", replica="0", decisions=(decision("r", "b"),))
+        record = Record(topic=DECISIONS, site="b", cluster="k", partition=0, offset=0, message=message, live=True)
+        writing = asyncio.create_task(writer.decisions([record]))
+        await asyncio.sleep(0.3)
+        assert not writing.done()
+        assert not writer.state()[0]
+        await migrate(database)
+        await asyncio.wait_for(writing, 20.0)
+        assert writer.state()[0]
