@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 from hypothesis import given
@@ -43,6 +44,14 @@ def test_a_real_page_of_vllm() -> None:
         queue=Histogram(sum_s=0.00028970399989702855, count=4.0),
         iterations_total=80.0,
         preemptions_total=0.0,
+    )
+
+
+def test_every_reading_has_its_declared_type() -> None:
+    """A record decoded and encoded again must be the same bytes: no whole number where a float is declared."""
+    found = read(REAL)
+    assert msgspec.msgpack.encode(msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=Readings)) == (
+        msgspec.msgpack.encode(found)
     )
 
 

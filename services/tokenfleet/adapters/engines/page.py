@@ -62,7 +62,7 @@ class Page:
     def total(self, names: Iterable[str]) -> float | None:
         """The sum over ranks of the first series that the page has; None if it has none or a value is no number."""
         found = self.by_rank(names)
-        return None if not found or None in found.values() else sum(filter(None, found.values()))
+        return None if not found or None in found.values() else sum((value or 0.0 for value in found.values()), 0.0)
 
     def by_rank(self, names: Iterable[str]) -> Ranked:
         """The values by rank ("" without the label) of the first series that the page has; series of a rank add up."""

@@ -163,7 +163,7 @@ def _in_use(
     if total is None or not known or len(known) < len(shares):
         return None, None, "estimated"
     if shares.keys() == blocks.keys():
-        used = sum((shares[rank] or 0.0) * (blocks[rank] or 0.0) for rank in shares)
+        used = sum(((shares[rank] or 0.0) * (blocks[rank] or 0.0) for rank in shares), 0.0)
     else:
         used = sum(known) / len(known) * total
     return used, (used * block_size if block_size else None), "estimated"
@@ -171,4 +171,4 @@ def _in_use(
 
 def _sum(values: Ranked) -> float | None:
     known = [value for value in values.values() if value is not None]
-    return sum(known) if known and len(known) == len(values) else None
+    return sum(known, 0.0) if known and len(known) == len(values) else None
