@@ -129,6 +129,26 @@ def test_of_two_claims_to_one_instance_the_later_heard_stays_and_both_are_told()
     assert known.rows()[0].agent == "old"
 
 
+@given(
+    said=st.lists(
+        st.tuples(st.integers(0, 2), st.dictionaries(st.sampled_from("abcd"), st.integers(0, 9), max_size=4)),
+        max_size=12,
+    )
+)
+def test_the_table_is_the_last_message_of_each_shard(said: list[tuple[int, dict[str, int]]]) -> None:
+    known, last = CapacityTable(), dict[int, dict[str, int]]()
+    for n, (number, listed) in enumerate(said, start=1):
+        rows = (row(beat(name), agent=f"{number}", n=n, agent_silent_s=float(s)) for name, s in listed.items())
+        applied = known.apply(shard(*rows, shard=number, n=n), offset=n, now_s=100.0, live=True)
+        last[number] = listed
+        claims = {name: [k for k, listed in last.items() if name in listed] for name in "abcd"}
+        assert names(known) == [name for name in "abcd" if claims[name]]
+        for each in known.rows():
+            ways = claims[each.beat.instance]
+            assert last[each.shard][each.beat.instance] == min(last[k][each.beat.instance] for k in ways)
+        assert applied.conflicts == tuple(name for name in "abcd" if name in listed and len(claims[name]) > 1)
+
+
 def test_a_rolling_update_leaves_one_ready_whatever_the_order() -> None:
     first = shard(beat("v1"), beat("v2", state="starting"), n=1)
     last = shard(beat("v1", state="draining"), beat("v2"), n=2)

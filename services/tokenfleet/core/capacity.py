@@ -58,7 +58,9 @@ class CapacityTable:
     def __init__(self) -> None:
         self._shards: dict[int, _Shard] = {}
         self._rows: dict[str, InstanceRow] = {}
+        self._disputed: set[str] = set()  # instances that several shards list
         self._names: list[str] = []
+        self._members_changed = False
         self._sorted: tuple[InstanceRow, ...] | None = ()
 
     def apply(self, shard: CapacityShard, *, offset: int, now_s: float, live: bool) -> Applied:
@@ -81,13 +83,13 @@ class CapacityTable:
             telemetry_age_s=shard.telemetry_age_s if live else None,
             rows=rows,
         )
-        return Applied(accepted=True, conflicts=self._merge(before, rows))
+        return Applied(accepted=True, conflicts=self._merge(shard.shard, before, rows))
 
     def rows(self) -> tuple[InstanceRow, ...]:
         """All instances in the order of their names."""
         if self._sorted is None:
-            if self._rows.keys() != set(self._names):
-                self._names = sorted(self._rows)
+            if self._members_changed:
+                self._names, self._members_changed = sorted(self._rows), False
             self._sorted = tuple([self._rows[name] for name in self._names])
         return self._sorted
 
@@ -106,19 +108,25 @@ class CapacityTable:
         """(cluster, epoch, n) of each shard: names the version of the table that a decision saw."""
         return {number: (s.cluster, s.epoch, s.n) for number, s in sorted(self._shards.items())}
 
-    def _merge(self, before: Mapping[str, InstanceRow], rows: Mapping[str, InstanceRow]) -> tuple[str, ...]:
+    def _merge(self, shard: int, before: Mapping[str, InstanceRow], rows: Mapping[str, InstanceRow]) -> tuple[str, ...]:
         """Put the new rows of one shard beside the other shards'; returns the instances that several shards claim."""
         self._sorted = None
-        conflicts: list[str] = []
-        for name in before.keys() | rows.keys():
+        self._members_changed = self._members_changed or before.keys() != rows.keys()
+        disputed = {name for name in self._disputed if name in rows or name in before}
+        for name, row in rows.items():
+            known = self._rows.get(name)
+            if known is None or (known.shard == shard and name not in disputed):
+                self._rows[name] = row
+            else:
+                disputed.add(name)
+        for name in disputed | (before.keys() - rows.keys()):
             claims = list(self._claims(name))
-            if not claims:
+            if claims:
+                self._rows[name] = max(claims, key=_last_heard)
+            else:
                 self._rows.pop(name, None)
-                continue
-            if len(claims) > 1:
-                conflicts.append(name)
-            self._rows[name] = max(claims, key=_last_heard)
-        return tuple(sorted(conflicts))
+            (self._disputed.add if len(claims) > 1 else self._disputed.discard)(name)
+        return tuple(sorted(rows.keys() & self._disputed))
 
     def _claims(self, instance: str) -> Iterator[InstanceRow]:
         for shard in self._shards.values():

@@ -4,7 +4,7 @@ Sums are taken anew from the entries after a change, never adjusted, so they can
 """
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 
 from msgspec import Struct
@@ -95,21 +95,33 @@ class InstancePlacements:
         self._sums = None
 
     def _added_up(self, believed_after_s: float) -> "_Sums":
-        believed = [placed for placed in self._placed.values() if placed.placed_at_s > believed_after_s]
-        queued = [placed for placed in believed if not placed.first_token]
-        decoding = [placed for placed in believed if placed.first_token]
+        queued: list[Placed] = []
+        uncached = decoding = context = held = 0
+        classes: dict[str, int] = {}
+        for placed in self._placed.values():
+            if placed.placed_at_s <= believed_after_s:
+                continue
+            entry = placed.entry
+            classes[entry.request_class] = classes.get(entry.request_class, 0) + 1
+            held += entry.kv_tokens
+            if placed.first_token:
+                decoding += 1
+                context += entry.kv_tokens
+            else:
+                queued.append(placed)
+                uncached += entry.uncached_tokens
         load = Load(
             queued=len(queued),
-            queued_tokens=sum(placed.entry.uncached_tokens for placed in queued),
-            decoding=len(decoding),
-            context_tokens=float(sum(placed.entry.kv_tokens for placed in decoding)),
-            kv_held_tokens=float(sum(placed.entry.kv_tokens for placed in believed)),
-            class_running=Counter(placed.entry.request_class for placed in believed),
+            queued_tokens=uncached,
+            decoding=decoding,
+            context_tokens=float(context),
+            kv_held_tokens=float(held),
+            class_running=classes,
         )
         return _Sums(
             believed_after_s=believed_after_s,
             load=load,
-            work_s=math.fsum(placed.entry.work_s for placed in queued),
+            work_s=math.fsum([placed.entry.work_s for placed in queued]),
             head=min(queued, key=_place, default=None),
         )
 
