@@ -5,6 +5,10 @@ from typing import Any
 
 from msgpack import exceptions as exceptions
 
+class Timestamp:
+    seconds: int
+    nanoseconds: int
+
 def packb(o: object, *, use_bin_type: bool = True) -> bytes: ...
 def unpackb(
     packed: bytes | bytearray | memoryview,
@@ -13,6 +17,7 @@ def unpackb(
     use_list: bool = True,
     strict_map_key: bool = True,
     object_pairs_hook: Callable[[Sequence[tuple[Any, Any]]], object] | None = None,
+    list_hook: Callable[[Sequence[Any]], object] | None = None,
     ext_hook: Callable[[int, bytes], object] = ...,
     max_buffer_size: int = ...,
     max_str_len: int = -1,

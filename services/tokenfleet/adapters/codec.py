@@ -115,15 +115,22 @@ def _scan(value: bytes) -> None:
         value,
         raw=False,
         strict_map_key=True,
-        object_pairs_hook=_refuse_twice,
+        object_pairs_hook=_checked_map,
+        list_hook=_checked_list,
         ext_hook=_refuse_extension,
     )
 
 
-def _refuse_twice(pairs: Sequence[tuple[object, object]]) -> None:
+def _checked_map(pairs: Sequence[tuple[object, object]]) -> None:
     """Called for every map, inner ones first; what it returns stands for the map, so nothing is kept."""
     if len({key for key, _ in pairs}) != len(pairs):
         raise ValueError("a key stands twice")
+    _checked_list([value for _, value in pairs])
+
+
+def _checked_list(values: Sequence[object]) -> None:
+    if any(isinstance(value, msgpack.Timestamp) for value in values):  # the one extension that asks no hook
+        _refuse_extension(-1, b"")
 
 
 def _refuse_extension(_code: int, _data: bytes) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
-from aiokafka.errors import KafkaError
+from aiokafka.errors import IllegalStateError, KafkaError
 from msgspec import Struct
 
 from tokenfleet.adapters.clock import monotonic_s
@@ -147,14 +147,17 @@ class Reader(ABC, Generic[M]):
         if now_s - self._polled_s > GAP_MAX_S:
             self._shut()
         self._polled_s = now_s
-        records = {tp.partition: batch for tp, batch in batches.items() if tp.partition in self._next}
-        if not records:
+        if not (records := self._ours({tp.partition: batch for tp, batch in batches.items()})):
             return
         for partition, batch in records.items():
             if batch[0].offset < self._next[partition]:
                 raise LogWentBackError(f"partition {partition} is at {batch[0].offset}, was {self._next[partition]}")
         self.last_heard_s = self._moved_s = now_s
         await self._take(consumer, records)
+
+    def _ours(self, records: Mapping[int, Sequence[ConsumerRecord]]) -> dict[int, Sequence[ConsumerRecord]]:
+        """The records that may be taken now."""
+        return {partition: batch for partition, batch in records.items() if partition in self._next}
 
     async def _look(self, consumer: AIOKafkaConsumer) -> None:
         """Compare our positions with the log's ends."""
@@ -197,8 +200,11 @@ class Reader(ABC, Generic[M]):
 
     async def _position(self, consumer: AIOKafkaConsumer, partition: int) -> int:
         """Past our last record, and past what compaction or transactions left empty behind it."""
-        async with asyncio.timeout(POLL_S):
-            return max(self._next[partition], await consumer.position(TopicPartition(self.name, partition)))
+        try:
+            async with asyncio.timeout(POLL_S):
+                return max(self._next[partition], await consumer.position(TopicPartition(self.name, partition)))
+        except (IllegalStateError, TimeoutError):  # a group is being rebalanced
+            return self._next[partition]
 
     def _record(self, raw: ConsumerRecord) -> Record[M] | None:
         """The record, or None after a dead letter."""

@@ -165,7 +165,12 @@ class SharedWorker(_Worker[M]):
         self._held = frozenset(given)
         if gained:
             await self._on_assigned(gained)
-        self._adopt(consumer, {p: self._next.get(p, offsets.get(p, 0)) for p in given}, ends)
+        if self._given is None and {tp.partition for tp in consumer.assignment()} == set(given):
+            self._adopt(consumer, {p: self._next.get(p, offsets.get(p, 0)) for p in given}, ends)
+
+    def _ours(self, records: Mapping[int, Sequence[ConsumerRecord]]) -> dict[int, Sequence[ConsumerRecord]]:
+        """None before a new assignment is adopted: until then a kept partition is fetched from its commit."""
+        return super()._ours(records) if self._given is None else {}
 
     async def _give_up(self, lost: Sequence[int]) -> None:
         self._gate.forget(lost)
