@@ -228,6 +228,23 @@ async def test_an_engine_that_is_not_up_yet_is_waited_for(
     assert followed.restarts == 0
 
 
+async def test_an_engine_may_dial(context: zmq.asyncio.Context) -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    blocks = EngineBlocks(secret=b"s", model="m", block_tokens=2)
+    follower = asyncio.create_task(KvFollower(blocks, context, name="i", endpoint=f"@{endpoint}").run())
+    pub = context.socket(zmq.PUB)
+    pub.connect(endpoint)
+    event = {"type": "BlockStored", "block_hashes": [1], "token_ids": [1, 1], "block_size": 2}
+    for number in range(100):  # the first ones are lost until the subscription is there
+        await pub.send_multipart([b"", number.to_bytes(8, "big"), msgpack.packb([0.0, [event], 0])])
+        await asyncio.sleep(0.02)
+        if blocks.keys():
+            break
+    pub.close(linger=0)
+    assert not follower.done()
+    assert (set(unpacked(blocks.keys()).tolist()), blocks.state) == ({key_of(1)}, "approx")
+
+
 async def test_a_batch_that_can_not_be_read_drops_what_was_known(context: zmq.asyncio.Context) -> None:
     engine = Engine(context)
     followed = Followed(context, engine)

@@ -12,10 +12,11 @@ from typing import Final
 
 import aiohttp
 import uvloop
+import zmq
 import zmq.asyncio
 from prometheus_client import Gauge
 
-from tokenfleet.adapters.engines.discovery import DiscoveryFile, EngineSpec
+from tokenfleet.adapters.engines.discovery import ENGINES_MAX, DiscoveryFile, EngineSpec
 from tokenfleet.adapters.engines.kv_log import KvLog
 from tokenfleet.adapters.engines.site_feed import SiteFeed
 from tokenfleet.adapters.engines.watch import EngineWatch
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 DISCOVERY_PERIOD_S: Final = 1.0
 ENGINE_CONNECTIONS_MAX: Final = 100
+SOCKETS_MAX: Final = 4 * ENGINES_MAX  # an engine's rank has one, and another during a replay
 WATCHED_FIELDS: Final = ("running", "waiting", "kv_used_blocks")
 
 INSTANCES = Gauge("tokenfleet_agent_instances", "Instances watched", ["state"])
@@ -42,6 +44,7 @@ async def run(settings: AgentSettings) -> None:
     status = Status("agent", host=settings.status_host, port=settings.status_port)
     connector = aiohttp.TCPConnector(limit=ENGINE_CONNECTIONS_MAX)
     context = zmq.asyncio.Context()
+    context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
     try:
         async with (
             status,

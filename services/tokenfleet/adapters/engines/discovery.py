@@ -23,7 +23,7 @@ from tokenfleet.core.records import Name
 
 ENGINES_MAX = 1000  # rows of one envelope, which must stay below a record's 1 MiB; more engines need more agents
 SiteName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9._-]{1,64}$")]  # part of topic names
-Endpoint = Annotated[str, Meta(pattern=r"^((tcp|ipc|inproc)://.+)?$")]
+Endpoint = Annotated[str, Meta(pattern=r"^(@?(tcp|ipc|inproc)://.+)?$")]
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +31,10 @@ logger = logging.getLogger(__name__)
 class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine. `address` is where requests go, canonical HOST:PORT after reading.
 
-    `metrics_url` is http://ADDRESS/metrics when empty. `kv_endpoint` is its PUB socket, or one of ours to bind (host
-    `*`); without it the instance has no prefix credit. `ranks` are its data-parallel ranks: rank r publishes r ports
-    higher. `context_max_tokens` 0 is unknown. `state` other than ready is an operator's word that overrules the page.
+    `metrics_url` is http://ADDRESS/metrics when empty. `kv_endpoint` is its PUB socket, with a leading `@` one of
+    ours that it dials; without it the instance has no prefix credit. `ranks` are its data-parallel ranks: rank r
+    publishes r ports higher. `context_max_tokens` 0 is unknown. `state` other than ready is an operator's word that
+    overrules the page.
     """
 
     id: Name

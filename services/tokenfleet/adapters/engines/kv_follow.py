@@ -24,6 +24,7 @@ REPLAY_BATCHES_MAX = 100_000  # ten times what vLLM keeps; bounds a replay that 
 REPLAY_SILENT_MAX_S = 2.0  # vLLM answers between two publishes of one thread, at least every 0.1 s
 SILENT_CHECK_S = 5.0  # after so long without a batch the engine is asked whether one was missed
 DRAIN_MAX = 64  # batches taken before other tasks of the loop get a turn
+BIND = "@"  # CZMQ's sign for "bind to this"
 REPLAY_END = b"\xff" * 8
 
 GAPS = Counter("tokenfleet_agent_kv_gaps_total", "Gaps in engines' KV events")
@@ -35,8 +36,9 @@ logger = logging.getLogger(__name__)
 class KvFollower:
     """One rank of one engine. `run` follows until cancelled.
 
-    `endpoint` is the engine's PUB address, or one of ours to bind (host `*`) for engines that dial; `replay_endpoint`
-    may be empty. `restarted` is called when the sequence went back. `gaps` and `lost` count since its start.
+    `endpoint` is the engine's PUB address; with a leading `@` it is ours to bind, for engines that dial.
+    `replay_endpoint` may be empty. `restarted` is called when the sequence went back. `gaps` and `lost` count since its
+    start.
     """
 
     def __init__(
@@ -188,16 +190,16 @@ class KvFollower:
 
 
 def _attach(socket: zmq.asyncio.Socket, endpoint: str) -> None:
-    """Bind to an address of ours, else connect: the rule that engines have for theirs, turned round."""
-    if "://*" in endpoint or "://[::]" in endpoint or "://0.0.0.0" in endpoint:
-        socket.bind(endpoint)
+    """Connect to the engine, or bind for one that dials its subscribers."""
+    if endpoint.startswith(BIND):
+        socket.bind(endpoint.removeprefix(BIND))
     else:
         socket.connect(endpoint)
 
 
 def _of_rank(endpoint: str, rank: int) -> str:
     """Rank r of an engine publishes on the port r above that of rank 0."""
-    if not rank or not endpoint.startswith("tcp://"):
+    if not rank or "tcp://" not in endpoint:
         return endpoint
     host, _, port = endpoint.rpartition(":")
     return f"{host}:{int(port) + rank}"

@@ -4,6 +4,7 @@ No answer and a refused connection are different facts: the first may be a stall
 """
 
 import errno
+import re
 from typing import Literal
 
 import aiohttp
@@ -14,6 +15,7 @@ from tokenfleet.adapters.engines.page import Page, Ranked, read_page, start_of
 from tokenfleet.core.records import EngineState, Histogram
 
 PAGE_BYTES_MAX = 8 * 1024 * 1024  # a real page is 50 KB; with many adapters and ranks a few hundred
+RANK = re.compile("[0-9]{1,6}")
 SHARE_MAX = 1.0001  # a share of KV above it is no share: unknown
 ACCEPT = "text/plain;version=0.0.4, application/openmetrics-text;q=0.5, */*;q=0.1"
 
@@ -115,7 +117,7 @@ def readings(page: Page, mapping: EngineMapping, boot: str) -> Readings:
     total_blocks = _sum(blocks)
     return Readings(
         boot=boot,
-        ranks=tuple(sorted(int(rank) for rank in page.ranks if rank.isdecimal())),
+        ranks=tuple(sorted(int(rank) for rank in page.ranks if RANK.fullmatch(rank))),
         running=page.total(mapping.running),
         waiting=page.total(mapping.waiting),
         kv_used_blocks=used_blocks,

@@ -17,7 +17,7 @@ from tokenfleet.adapters.kafka import Kafka
 from tokenfleet.adapters.kafka_link import KafkaAwayError
 from tokenfleet.adapters.running import watched
 from tokenfleet.adapters.topics import KVCACHE, TELEMETRY, partition_of
-from tokenfleet.core.errors import SetupError
+from tokenfleet.core.errors import BadRecordError, SetupError
 from tokenfleet.core.records import AgentClaim, KvRecord, Order, TelemetryEnvelope
 
 SEND_TIMEOUT_S = 2.0
@@ -73,7 +73,7 @@ class SiteFeed:
         while True:
             try:
                 await self._send_envelope()
-            except (KafkaAwayError, SetupError) as error:
+            except (KafkaAwayError, SetupError, BadRecordError) as error:
                 self._dropped(error)
             next_at_s = max(next_at_s + self._period_s, monotonic_s())
             await asyncio.sleep(next_at_s - monotonic_s())
@@ -138,7 +138,7 @@ class SiteFeed:
         try:
             await self._kafka.send(KVCACHE, self._site, records, partition=partition, timeout_s=SEND_TIMEOUT_S)
             KV_RECORDS.labels(self._site, "sent").inc(len(records))
-        except (KafkaAwayError, SetupError):
+        except (KafkaAwayError, SetupError, BadRecordError):
             KV_RECORDS.labels(self._site, "dropped").inc(len(records))
             for watch, _ in told:
                 watch.log.tell_whole()

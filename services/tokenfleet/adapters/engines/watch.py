@@ -160,8 +160,8 @@ class EngineWatch:
             logger.info("%s: another boot: %s after %s", self.spec.id, readings.boot, before.boot)
             self._drop_blocks()
             self._follow_anew.set()
-        elif readings.state == "sleeping" and before.state != "sleeping":
-            self._drop_blocks()  # sleep discards the cache, and an engine asleep can't say so
+        elif before.state != readings.state and "sleeping" in (before.state, readings.state):
+            self._drop_blocks()  # sleep discards the cache, and the engine says so only in its next step
 
     def _drop_blocks(self) -> None:
         if self.spec.kv_endpoint:
