@@ -213,3 +213,27 @@ def event(kind: OutcomeKind, **facts: Any) -> OutcomeEvent:
         placed=PlacedOn(uncached_tokens=4096, work_s=0.2),
         **facts,
     )
+
+
+def test_the_work_coefficient_moves_from_the_first_outcomes() -> None:
+    pool = learner(unlearned_factor=1.5)
+    for n in range(20):
+        pool.observe(sample(float(n), took_s=0.166))
+    assert pool.calibration().coefficients.a_s < 1.2 * PRIOR.a_s
+
+
+def test_reported_cached_tokens_are_learned_from_and_not_the_predicted() -> None:
+    """The engine computed all 4,096 tokens in the time that they take; the credit was wrong, the model is right."""
+    pool = learner(unlearned_factor=1.0)
+    for n in range(40):
+        pool.observe(sample(float(n), took_s=0.166, placed=PlacedOn(work_s=0.05, hit_tokens=3072)))
+    assert pool.calibration().coefficients.a_s == pytest.approx(PRIOR.a_s, rel=0.05)
+
+
+def test_without_a_clock_only_uncontended_starts_are_learned_from() -> None:
+    pool = learner()
+    for n in range(10):
+        pool.observe(sample(float(n), clock="", placed=PlacedOn(work_s=0.2, queued=1)))
+    assert pool.calibration().coefficients.samples == 0
+    pool.observe(sample(20.0, clock=""))
+    assert pool.calibration().coefficients.samples == 1

@@ -353,3 +353,38 @@ def test_a_burst_leaves_a_filling_instance_before_its_kv_is_full() -> None:
     assert route(pool(instance("a", kv_held_tokens=998_000.0))).reason == "all_busy"
     pressed = route(pool(instance("a", kv_held_tokens=980_000.0), instance("b", backlog_s=1.0)))
     assert (pressed.target, pressed.excluded) == ("b", {"pressure": 1})
+
+
+def test_only_draining_keeps_its_sessions() -> None:
+    assert route(pool(instance("a", availability="draining")), last_instance="a").target == "a"
+    assert route(pool(instance("a", availability="quarantined")), last_instance="a").reason == "filtered_by_policy"
+    assert route(pool(instance("a", availability="draining")), last_instance="b").reason == "no_instances"
+
+
+def test_an_engine_without_a_free_seat_is_busy() -> None:
+    assert route(pool(instance("a", queued=6, decoding=200, foreign=50.0))).reason == "all_busy"
+    assert route(pool(instance("a", queued=6, decoding=200, foreign=49.0))).target == "a"
+
+
+def test_a_prompt_that_no_memory_holds_is_too_long_and_not_busy() -> None:
+    assert route(pool(instance("a", kv_total_tokens=4000.0))).reason == "context_too_long"
+
+
+def test_time_already_spent_counts_against_the_agreed_first_token() -> None:
+    view = pool(instance("a", backlog_s=0.5))
+    assert "slo" not in route(view).relaxed
+    assert "slo" in route(view, request(elapsed_s=1.5)).relaxed
+    assert "slo" in route(view, network_s=1.5).relaxed
+
+
+def test_a_queue_never_makes_a_prediction_surer() -> None:
+    view = pool(instance("idle"), instance("queued", backlog_s=0.01, queued=1), margin_idle=2.0, margin_queued=0.0)
+    margins = {each.instance: each.margin_s for each in route(view).candidates}
+    assert margins["queued"] > margins["idle"]
+
+
+def test_the_tie_band_is_a_share_of_the_spread() -> None:
+    view = pool(instance("a"), instance("b", backlog_s=0.03))
+    assert {route(view, policy=weights(tie_max_s=1.0), seed=seed).target for seed in range(20)} == {"a"}
+    wide = weights(tie_max_s=1.0, tie_margin_share=2.0)
+    assert {route(view, policy=wide, seed=seed).target for seed in range(20)} == {"a", "b"}
