@@ -199,3 +199,4 @@ async def test_a_missing_topic_is_one_line(own_kafka: OwnKafka, tmp_path: Path) 
     child.start()
     assert await asyncio.to_thread(child.wait, 60.0) == 2
     assert "tokenfleet topics apply" in child.said()
+    assert "Traceback" not in child.said()

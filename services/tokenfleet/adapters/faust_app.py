@@ -6,21 +6,18 @@ starts with the app, without waiting for faust's own consumer group to join, and
 
 import asyncio
 import logging
-import sys
+import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, NoReturn
 
 import faust
 
-from tokenfleet.adapters.running import EXIT_FAILED, EXIT_SETUP
+from tokenfleet.adapters.running import EndedUnaskedError, exit_code_of
 from tokenfleet.adapters.topics import Topic
-from tokenfleet.core.errors import SetupError
 
 Body = Callable[[], Coroutine[Any, Any, None]]
 SESSION_S = 10.0
-
-logger = logging.getLogger(__name__)
 
 
 class HostedApp(faust.App):
@@ -45,6 +42,7 @@ class HostedApp(faust.App):
             autodiscover=False,
         )
         self._body = body
+        self.failure: Exception | None = None  # why the app ends unasked
 
     def listen(self, topic: Topic[Any], take: Callable[[bytes], None]) -> None:
         """An agent that hands each new record's value to `take`, which must not raise. Topics across sites only."""
@@ -66,12 +64,16 @@ class HostedApp(faust.App):
         except asyncio.CancelledError:
             if self.should_stop:
                 raise
-            await self.crash(SetupError("the hosted loop was cancelled unasked"))
+            self._end(EndedUnaskedError("the hosted loop was cancelled by nobody of ours"))
         except Exception as error:
-            logger.exception("the hosted loop failed")
-            await self.crash(error)
+            self._end(error)
         else:
-            await self.crash(SetupError("the hosted loop ended unasked"))
+            self._end(EndedUnaskedError("the hosted loop ended"))
+
+    def _end(self, error: Exception) -> None:
+        """Stop as if told to: a crash of faust's own leaves half of its services standing, and pages of tracebacks."""
+        self.failure = error
+        signal.raise_signal(signal.SIGTERM)
 
 
 def run(app: HostedApp) -> NoReturn:
@@ -81,9 +83,7 @@ def run(app: HostedApp) -> NoReturn:
     worker = faust.Worker(app, quiet=True, override_logging=False, redirect_stdouts=False)
     try:
         worker.execute_from_commandline()
-    except SetupError as error:
-        print(error, file=sys.stderr)
-        sys.exit(EXIT_SETUP)
-    except Exception as error:
-        logger.error("this process ends: %r", error)
-        sys.exit(EXIT_FAILED)
+    except SystemExit as end:
+        if app.failure is None:
+            raise
+        raise SystemExit(exit_code_of(app.failure)) from end

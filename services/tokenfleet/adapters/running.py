@@ -94,6 +94,11 @@ def _ended(task: asyncio.Future[None]) -> int:
     if error is None:
         log.error("the process ended unasked")
         return EXIT_FAILED
+    return exit_code_of(error)
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Says why this process ends, in one line if it could not be set up; the exit code."""
     for cause in _leaves(error):
         if isinstance(cause, SetupError | PolicyError):
             print(cause, file=sys.stderr)
