@@ -25,6 +25,11 @@ class Child:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the child runs"
+        return self._process.pid
+
     def start(self) -> None:
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(

@@ -1,6 +1,7 @@
 """The capacity process: no kill and no bad record ever shows a reader an empty, younger or wrong table."""
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -178,6 +179,39 @@ async def test_a_killed_worker_is_followed_by_one_that_shows_no_wrong_and_no_emp
             assert all(epoch >= before[number] for number, epoch in reader.epochs().items())
             assert reader.went_back == []
             assert await asyncio.to_thread(second.stop, signal.SIGTERM) == 0
+
+
+async def test_a_worker_that_was_paused_does_not_speak_from_the_past(kafka: KafkaServer, tmp_path: Path) -> None:
+    site = "cap-pause"
+    async with fleet(kafka, site, tmp_path) as (link, worker):
+        agents = [Agent(link, site, partition) for partition in range(TELEMETRY.partitions)]
+        everybody = sorted(instance for agent in agents for instance in agent.instances)
+        reader = Reader()
+        follower = link.follower(CAPACITY, site, reader, start=BEGINNING)
+        async with running(follower.run(), *(agent.run() for agent in agents)):
+            first, second = worker(1), worker(2)
+            first.start()
+            await until(lambda: reader.unsuspected() == everybody, f"all rows\n{first.said()}")
+            full, before = len(reader.sizes), reader.epochs()
+            pid = first.pid
+            os.kill(pid, signal.SIGSTOP)
+            second.start()
+            await until(
+                lambda: all(epoch != before[number] for number, epoch in reader.epochs().items()),
+                f"a takeover of all shards\n{second.said()}",
+            )
+            os.kill(pid, signal.SIGCONT)
+            n = [agent.n for agent in agents]
+            await asyncio.sleep(3.0)
+            await until(
+                lambda: all(newest(reader, agent) > at + 20 for agent, at in zip(agents, n, strict=True)),
+                f"fresh rows from whoever owns the shards now\n{first.said()}\n{second.said()}",
+            )
+            await until(lambda: reader.unsuspected() == everybody, "no suspect left")
+            assert set(reader.sizes[full:]) == {len(everybody)}
+            assert reader.went_back == []
+            assert first.running
+            assert second.running
 
 
 async def test_a_new_owner_starts_from_the_last_message_and_a_bad_record_stops_nobody(
