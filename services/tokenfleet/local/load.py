@@ -46,7 +46,7 @@ class Load:
         self._config = config
         self._began_s = monotonic_s()
         self._life = f"{round(wall_s() * 1000):x}"  # a load that was killed and restarted asks under other ids
-        self._books = LoadBooks(Path(config.folder), began_s=self._began_s)
+        self._books = LoadBooks(Path(config.folder))
         self._open: set[asyncio.Task[None]] = set()
         self._gateways: dict[str, Gateway] = {}
 

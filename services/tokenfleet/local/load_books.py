@@ -19,10 +19,9 @@ from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2
 class LoadBooks:
     """Counts and the two files in `folder`; use as a context manager. Times are the caller's monotonic clock."""
 
-    def __init__(self, folder: Path, *, began_s: float) -> None:
+    def __init__(self, folder: Path) -> None:
         self.stats = LoadStats()
         self._folder = folder
-        self._began_s = began_s
         self._answered_at_s: float | None = None
         self._modes: Counter[str] = Counter()
 
@@ -38,15 +37,15 @@ class LoadBooks:
 
     def answered(self, answer: Answer, *, now_s: float) -> None:
         """A request got its answer, by one decision or several."""
-        stats, at_s = self.stats, now_s - self._began_s
+        stats = self.stats
         if self._answered_at_s is not None:
-            stats.longest_gap_s = max(stats.longest_gap_s, at_s - self._answered_at_s)
-        self._answered_at_s = at_s
+            stats.longest_gap_s = max(stats.longest_gap_s, now_s - self._answered_at_s)
+        self._answered_at_s = now_s
         stats.answered += 1
-        stats.first_decision_s = at_s if stats.first_decision_s is None else stats.first_decision_s
+        stats.first_decision_at_s = now_s if stats.first_decision_at_s is None else stats.first_decision_at_s
         if answer.admitted:
             stats.admitted += 1
-            stats.first_admitted_s = at_s if stats.first_admitted_s is None else stats.first_admitted_s
+            stats.first_admitted_at_s = now_s if stats.first_admitted_at_s is None else stats.first_admitted_at_s
         for decision in answer.trail:
             self._modes[_word(decision_pb2.Mode.Name(decision.mode), "MODE_")] += 1
             stats.stale_age_max_s = max(stats.stale_age_max_s, decision.age_s)

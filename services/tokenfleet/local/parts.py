@@ -1,0 +1,130 @@
+"""Parts: broker, database and processes of a fleet, started in the order in which they need one another.
+
+Broker and PostgreSQL start side by side, then topics and migrations; decide comes first, so that it answers while the
+rest starts, and audit when both are there.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+
+from tokenfleet.adapters.kafka_admin import Applied, apply
+from tokenfleet.adapters.postgres import migrate
+from tokenfleet.core.errors import SetupError
+from tokenfleet.local import broker, postgres, programs
+from tokenfleet.local.child import Exit, Program
+from tokenfleet.local.children import Supervisor
+from tokenfleet.local.configs import Configs
+from tokenfleet.local.fleet import Fleet
+from tokenfleet.local.http_get import NoAnswerError, get
+from tokenfleet.local.layout import HOST, Layout
+
+log = logging.getLogger(__name__)
+
+BROKER, POSTGRES, LOAD = "broker", "postgres", "load"
+SERVING_WAIT_MAX_S = 120.0  # a machine under heavy load; 7 s on an idle one
+ASK_AGAIN_S = 0.2
+APPLY_AGAIN_MAX = 5  # clients of a restarted broker make up topics while they are being corrected
+
+
+class Parts:
+    """What runs. `start` returns when all processes are started, `until_serving` when requests can be answered."""
+
+    def __init__(self, fleet: Fleet, layout: Layout, configs: Configs, supervisor: Supervisor) -> None:
+        self._fleet = fleet
+        self._layout = layout
+        self._configs = configs
+        self._supervisor = supervisor
+        self._broker_ended = asyncio.Event()
+
+    async def start(self) -> None:
+        """Raises SetupError when a part does not come up."""
+        services = programs.others(self._layout, self._configs)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._start_database())
+            tasks.create_task(self._start_broker_and(programs.decides(self._layout, self._configs)))
+        for program in services:
+            await self._supervisor.start(program)
+
+    async def until_serving(self) -> None:
+        """Some decision replica of each ingress site is healthy. Raises SetupError when that takes too long."""
+        try:
+            async with asyncio.timeout(SERVING_WAIT_MAX_S):
+                await asyncio.gather(*(self._site_serves(site) for site in self._fleet.ingress))
+        except TimeoutError:
+            raise SetupError(
+                f"no decision service of every site is ready after {SERVING_WAIT_MAX_S:.0f} s; "
+                "the logs of decide-* in the state folder say why"
+            ) from None
+
+    async def start_load(self) -> None:
+        await self._supervisor.start(programs.load(self._configs))
+
+    def ended(self, end: Exit) -> None:
+        """A child ended unasked."""
+        if end.name == BROKER:
+            self._broker_ended.set()
+
+    async def keep_topics(self) -> None:
+        """The embedded broker forgets its topics when it dies: apply them again each time. Runs until cancelled."""
+        port = self._layout.kafka_port
+        while port is not None:
+            await self._broker_ended.wait()
+            self._broker_ended.clear()
+            try:
+                await broker.until_ready(port=port)
+                await self._apply_topics()
+                log.warning("the broker was restarted; its topics are there again, what they held is gone")
+            except (TimeoutError, SetupError) as error:
+                log.error("the broker was restarted, its topics could not be applied: %s", error)
+                self._broker_ended.set()
+                await asyncio.sleep(1.0)
+
+    async def _start_database(self) -> None:
+        if (port := self._layout.postgres_port) is not None:
+            data_dir = self._configs.folder.parent / "postgres"
+            await postgres.initialise(data_dir)
+            await self._supervisor.start(
+                postgres.program(data_dir, port=port, name=POSTGRES, stop_wave=programs.STORES_WAVE)
+            )
+            await _within(postgres.until_ready(self._layout.postgres), "PostgreSQL")
+        await migrate(self._layout.postgres)
+
+    async def _start_broker_and(self, next_ones: list[Program]) -> None:
+        if (port := self._layout.kafka_port) is not None:
+            await self._supervisor.start(broker.program(port=port, name=BROKER, stop_wave=programs.STORES_WAVE))
+            await _within(broker.until_ready(port=port), "the broker")
+        await self._apply_topics()
+        for program in next_ones:
+            await self._supervisor.start(program)
+
+    async def _apply_topics(self) -> None:
+        """Raises SetupError with the remedy for a topic of another shape on a real broker."""
+        embedded = self._layout.kafka_port is not None
+        wrong: list[Applied] = []
+        for _ in range(APPLY_AGAIN_MAX if embedded else 1):
+            applied = await apply(self._layout.kafka, self._fleet.sites, recreate_wrong=embedded)
+            if not (wrong := [each for each in applied if each.state == "wrong"]):
+                return
+        raise SetupError(f"topic {wrong[0].name} {wrong[0].problem}: {wrong[0].remedy}")
+
+    async def _site_serves(self, site: str) -> None:
+        places = [place for place in self._layout.decides if place.site == site]
+        while not any([await healthy(place.status_port) for place in places]):
+            await asyncio.sleep(ASK_AGAIN_S)
+
+
+async def healthy(port: int) -> bool:
+    """Whether the process behind this status port says that all its parts are ready."""
+    try:
+        status, _ = await get(HOST, port, "/health")
+    except NoAnswerError:
+        return False
+    return status == 200
+
+
+async def _within(ready: Awaitable[None], what: str) -> None:
+    try:
+        await ready
+    except TimeoutError:
+        raise SetupError(f"{what} does not answer; its log in the state folder says why") from None

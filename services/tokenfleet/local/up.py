@@ -1,0 +1,213 @@
+"""Up: a whole fleet on this machine, from nothing to decisions, until a signal or the end of its time.
+
+Standard output is for the one object of `--json`; all else goes to standard error. Exit codes: 0 ended as asked,
+1 something could not be started, 3 another fleet runs on the state folder.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Iterator
+from pathlib import Path
+from typing import cast
+
+from tokenfleet.adapters.clock import monotonic_s, wall_s
+from tokenfleet.adapters.endpoints import Endpoints
+from tokenfleet.adapters.policy_file import load_policy
+from tokenfleet.core.errors import TokenFleetError
+from tokenfleet.local.broker import EmbeddedPartMissingError
+from tokenfleet.local.child import Exit
+from tokenfleet.local.children import StateInUseError, Supervisor
+from tokenfleet.local.configs import load_config, write_configs
+from tokenfleet.local.fleet import Fleet, refuse_strangers, shipped_fleet
+from tokenfleet.local.layout import HOST, Layout, lay_out
+from tokenfleet.local.load_stats import ANSWERED, STATS
+from tokenfleet.local.options import UpOptions
+from tokenfleet.local.parts import LOAD, Parts
+from tokenfleet.local.ports import refuse_taken
+from tokenfleet.local.postgres import DataFolderError
+from tokenfleet.local.real_engines import real_fleet
+from tokenfleet.local.report import print_report, report_of
+from tokenfleet.local.run import Run
+from tokenfleet.local.stopping import Stopping
+from tokenfleet.local.summary import Summary
+
+EXIT_OK, EXIT_FAILED, EXIT_IN_USE, EXIT_KILLED = 0, 1, 3, 130
+
+__all__ = ["UpOptions", "run_up"]
+
+
+def run_up(options: UpOptions) -> int:
+    """Run until the end; the exit code."""
+    began_s = monotonic_s()
+    try:
+        return asyncio.run(_up(options, began_s))
+    except StateInUseError as error:
+        print(f"{error}: one `up` a state folder; give this one its own with --state-dir", file=sys.stderr)
+        return EXIT_IN_USE
+    except (TokenFleetError, EmbeddedPartMissingError, DataFolderError) as error:
+        print(error, file=sys.stderr)
+        return EXIT_FAILED
+    except ExceptionGroup as group:
+        foreseen, others = group.split((TokenFleetError, EmbeddedPartMissingError, DataFolderError))
+        if others is not None or foreseen is None:
+            raise
+        print(next(_leaves(foreseen)), file=sys.stderr)
+        return EXIT_FAILED
+    except asyncio.CancelledError:
+        return EXIT_KILLED
+
+
+async def _up(options: UpOptions, began_s: float) -> int:
+    fleet, layout = _planned(options)
+    state_dir = options.state_dir.resolve()
+    listeners: list[Parts | Summary] = []
+
+    def ended(end: Exit) -> None:
+        for listener in listeners:
+            listener.ended(end)
+
+    async with Supervisor(state_dir, on_exit=ended) as supervisor:
+        stopping = Stopping(supervisor)
+        with stopping.listening():
+            refuse_taken(layout.ports())
+            run = Run(id=f"load-{round(wall_s()):x}", began_s=began_s, began_wall_s=wall_s(), folder=state_dir / LOAD)
+            _forget_books(run.folder)
+            configs = write_configs(
+                fleet,
+                layout,
+                state_dir=state_dir,
+                discovery=options.engines.resolve() if options.engines else None,
+                policy=str(Path(options.policy).resolve()) if options.policy else "",
+                load=load_config(
+                    fleet, layout, run=run.id, folder=run.folder, copies=options.copies, seed=options.seed
+                ),
+            )
+            parts = Parts(fleet, layout, configs, supervisor)
+            summary = Summary(layout, run, supervisor)
+            listeners += [parts, summary]
+            async with asyncio.TaskGroup() as tasks, summary:
+                beside = [
+                    tasks.create_task(parts.keep_topics()),
+                    tasks.create_task(stopping.watch(state_dir / "lock")),
+                    tasks.create_task(summary.watch_usage()),
+                ]
+                try:
+                    await _live(options, layout, parts, summary, run, stopping, state_dir)
+                    if stopping.why:
+                        summary.say(stopping.why)
+                    await _end(options, fleet, layout, summary, run, supervisor, stopping)
+                finally:
+                    for task in beside:
+                        task.cancel()
+    return EXIT_KILLED if stopping.killed else EXIT_OK
+
+
+def _planned(options: UpOptions) -> tuple[Fleet, Layout]:
+    """What is to run, and where. Raises PolicyError for files that don't agree with one another."""
+    policy, _ = load_policy(options.policy)
+    fleet = shipped_fleet()
+    if options.engines is not None:
+        fleet = real_fleet(fleet, options.engines)
+    refuse_strangers(fleet, policy, source=str(options.engines or "the shipped fleet"))
+    layout = lay_out(
+        fleet,
+        port_base=options.port_base,
+        kafka=options.kafka,
+        postgres=options.postgres,
+        simulated=options.engines is None,
+        replicas=options.replicas,
+    )
+    return fleet, layout
+
+
+async def _live(
+    options: UpOptions,
+    layout: Layout,
+    parts: Parts,
+    summary: Summary,
+    run: Run,
+    stopping: Stopping,
+    state_dir: Path,
+) -> None:
+    """From the first process to the moment when the end is asked for or the time is over."""
+    await _unless(stopping, parts.start())
+    if stopping.asked.is_set():
+        return
+    Endpoints(
+        kafka=layout.kafka,
+        postgres=layout.postgres,
+        audit=f"{HOST}:{layout.audit_port}",
+        gateways=layout.gateways,
+        status={name: f"{HOST}:{port}" for name, port in layout.status_ports.items()},
+    ).write(state_dir)
+    summary.say_where(state_dir)
+    await _unless(stopping, parts.until_serving())
+    if stopping.asked.is_set():
+        return
+    summary.say(f"decisions are served after {monotonic_s() - run.began_s:.1f} s")
+    run.load_began_s = monotonic_s()
+    if not options.no_load:
+        await parts.start_load()
+    await _unless(stopping, summary.show(for_s=options.for_s))
+
+
+async def _end(
+    options: UpOptions,
+    fleet: Fleet,
+    layout: Layout,
+    summary: Summary,
+    run: Run,
+    supervisor: Supervisor,
+    stopping: Stopping,
+) -> None:
+    """End the load and tell what came of it; a signal meanwhile cuts it short."""
+    stopped = asyncio.create_task(supervisor.stop(LOAD))
+    await _first_of(stopped, stopping.asked.wait())
+    if not stopped.done() and (load := supervisor.children.get(LOAD)) is not None and load.pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(load.pid, signal.SIGINT)
+    await stopped
+    run.load_ended_s = monotonic_s()
+    if run.load_began_s is None or not (options.json or options.for_s is not None):
+        return
+    report = await report_of(
+        fleet, layout, summary, run, supervisor, loaded=not options.no_load, hurry=stopping.asked.is_set()
+    )
+    print_report(report, json=options.json, say=summary.say)
+
+
+async def _unless(stopping: Stopping, work: Awaitable[None]) -> None:
+    """Await `work`, or break it off when the end is asked for."""
+    task = asyncio.ensure_future(work)
+    try:
+        await _first_of(task, stopping.asked.wait())
+    finally:
+        if not task.done():
+            task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def _first_of(task: "asyncio.Future[None]", other: Awaitable[object]) -> None:
+    waiting = asyncio.ensure_future(other)
+    try:
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+
+
+def _forget_books(folder: Path) -> None:
+    """The books are of one run: what an earlier one was answered is in its own rows."""
+    for name in (ANSWERED, STATS):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        yield error
+        return
+    for each in cast(BaseExceptionGroup[BaseException], error).exceptions:
+        yield from _leaves(each)
