@@ -2,11 +2,11 @@
 
 import msgspec
 
-HOST = "127.0.0.1"
+HOST = "127.0.0.1"  # simulated engines check nobody: reachable from elsewhere only where `host` says so
 
 
 class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One instance: its loopback ports and what it runs. kv_blocks None is the profile's memory."""
+    """One instance: its ports and what it runs. kv_blocks None is the profile's memory."""
 
     id: str
     http_port: int
@@ -20,7 +20,8 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class EnginesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fleet of one process; control_port None means no control port."""
+    """The fleet of one process. `host` is the address that all its ports are bound to; control_port None means none."""
 
     instances: list[InstanceConfig]
     control_port: int | None = None
+    host: str = HOST

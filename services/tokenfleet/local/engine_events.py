@@ -90,10 +90,10 @@ class KvPublisher:
         self._replay.setsockopt(zmq.SNDHWM, SEND_QUEUE_MAX)  # the default of 1,000 would drop the rest of a replay
         self._serving: asyncio.Task[None] | None = None
 
-    async def start(self, *, port: int, replay_port: int) -> None:
-        """Bind both sockets on loopback. Raises zmq.ZMQError if a port stays taken for 2 s."""
-        await _bind(self._publisher, port)
-        await _bind(self._replay, replay_port)
+    async def start(self, host: str, *, port: int, replay_port: int) -> None:
+        """Bind both sockets on `host`. Raises zmq.ZMQError if a port stays taken for 2 s."""
+        await _bind(self._publisher, host, port)
+        await _bind(self._replay, host, replay_port)
         self._serving = asyncio.create_task(self._serve_replays())
 
     def publish(self, events: list[WireEvent], wall_s: float) -> None:
@@ -122,10 +122,10 @@ class KvPublisher:
         await self._replay.send_multipart(message)  # pyright: ignore[reportUnknownMemberType]  # open stub
 
 
-async def _bind(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, port: int) -> None:
+async def _bind(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, host: str, port: int) -> None:
     for attempt in range(BIND_ATTEMPTS):
         try:
-            socket.bind(f"tcp://127.0.0.1:{port}")
+            socket.bind(f"tcp://{host}:{port}")
             return
         except zmq.ZMQError as error:
             if error.errno != zmq.EADDRINUSE or attempt == BIND_ATTEMPTS - 1:

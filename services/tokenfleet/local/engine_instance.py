@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from tokenfleet.local.engine_api import Fault
-from tokenfleet.local.engine_config import HOST, InstanceConfig
+from tokenfleet.local.engine_config import InstanceConfig
 from tokenfleet.local.engine_events import KvPublisher
 from tokenfleet.local.engine_http import BODY_BYTES_MAX, EngineHttp, error
 from tokenfleet.local.engine_live import LiveEngine
@@ -37,8 +37,9 @@ class _Life:
 class Instance:
     """Serves one instance; faults are applied here, whatever life it is in."""
 
-    def __init__(self, config: InstanceConfig, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    def __init__(self, config: InstanceConfig, context: zmq.Context[zmq.Socket[bytes]], *, host: str) -> None:
         self.config = config
+        self._host = host
         self._context = context
         self._life: _Life | None = None
         self._refusing = False
@@ -51,7 +52,7 @@ class Instance:
     async def start(self) -> None:
         """Begin a life: new engine, new counters, KV sequence from 0. Raises KeyError for an unknown profile."""
         config = self.config
-        publisher = KvPublisher(self._context, topic=f"kv@{HOST}:{config.http_port}@{config.model}")
+        publisher = KvPublisher(self._context, topic=f"kv@{self._host}:{config.http_port}@{config.model}")
         profile = profiles()[config.profile].sized(block_size=config.block_size, kv_blocks=config.kv_blocks)
         engine = LiveEngine(model=config.model, profile=profile, publisher=publisher)
         app = web.Application(middlewares=[self._gate], client_max_size=BODY_BYTES_MAX)
@@ -59,9 +60,9 @@ class Instance:
         EngineHttp(engine, model=config.model, root=config.seed).add_routes(app)
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         self._life = _Life(engine, runner)
-        await publisher.start(port=config.kv_port, replay_port=config.kv_replay_port)
+        await publisher.start(self._host, port=config.kv_port, replay_port=config.kv_replay_port)
         await runner.setup()
-        await web.TCPSite(runner, HOST, config.http_port).start()
+        await web.TCPSite(runner, self._host, config.http_port).start()
 
     async def stop(self) -> None:
         self._call_off_recovery()

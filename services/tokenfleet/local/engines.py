@@ -1,4 +1,4 @@
-"""Simulated engines: many instances on loopback in one process, each with its own HTTP and ZMQ ports.
+"""Simulated engines: many instances in one process, each with its own HTTP and ZMQ ports, on loopback by default.
 
     python -m tokenfleet.local.engines --config engines.json
 
@@ -17,7 +17,7 @@ import zmq
 from aiohttp import web
 
 from tokenfleet.local.engine_api import Fault
-from tokenfleet.local.engine_config import HOST, EnginesConfig
+from tokenfleet.local.engine_config import EnginesConfig
 from tokenfleet.local.engine_http import error
 from tokenfleet.local.engine_instance import Instance
 
@@ -28,7 +28,7 @@ class Engines:
     def __init__(self, config: EnginesConfig) -> None:
         self._config = config
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.instances = {each.id: Instance(each, self._context) for each in config.instances}
+        self.instances = {each.id: Instance(each, self._context, host=config.host) for each in config.instances}
         self._control: web.AppRunner | None = None
 
     async def start(self) -> None:
@@ -39,7 +39,7 @@ class Engines:
             app.router.add_post("/instances/{id}/fault", self._fault)
             self._control = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
             await self._control.setup()
-            await web.TCPSite(self._control, HOST, self._config.control_port).start()
+            await web.TCPSite(self._control, self._config.host, self._config.control_port).start()
 
     async def stop(self) -> None:
         for instance in self.instances.values():
@@ -68,7 +68,7 @@ async def serve(config: EnginesConfig) -> None:
     engines = Engines(config)
     try:
         await engines.start()
-        ports = ", ".join(f"{each.id} {HOST}:{each.http_port}" for each in config.instances)
+        ports = ", ".join(f"{each.id} {config.host}:{each.http_port}" for each in config.instances)
         print(f"engines listening: {ports}", flush=True)
         await ended.wait()
     finally:
@@ -76,7 +76,7 @@ async def serve(config: EnginesConfig) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="tokenfleet.local.engines", description="Simulated engines on loopback.")
+    parser = argparse.ArgumentParser(prog="tokenfleet.local.engines", description="Simulated engines.")
     parser.add_argument("--config", type=Path, required=True, help="JSON file of EnginesConfig")
     config = msgspec.json.decode(parser.parse_args().config.read_bytes(), type=EnginesConfig)
     uvloop.run(serve(config))
