@@ -41,6 +41,12 @@ def test_an_instance_absent_from_all_shards_is_gone() -> None:
     assert known.row("a") is None
 
 
+def test_who_is_gone_is_told_once_no_other_shard_lists_it() -> None:
+    known = table(shard(beat("a"), beat("b")), shard(beat("b"), shard=1))
+    assert known.apply(shard(n=2), offset=2, now_s=100.0, live=True).gone == ("a",)
+    assert known.apply(shard(shard=1, n=2), offset=2, now_s=100.0, live=True).gone == ("b",)
+
+
 def test_a_deposed_writer_is_refused() -> None:
     known = table(shard(beat("old"), epoch=5, n=90), shard(beat("new"), epoch=9, n=1))
     assert not known.apply(shard(beat("zombie"), epoch=5, n=91), offset=99, now_s=101.0, live=True).accepted

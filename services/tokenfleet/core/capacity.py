@@ -46,10 +46,14 @@ class Liveness(Struct, frozen=True, kw_only=True):
 
 
 class Applied(Struct, frozen=True, kw_only=True):
-    """What became of a record. `conflicts` are instances that two agents or shards claim: the later heard stays."""
+    """What became of a record.
+
+    `conflicts` are instances that two agents or shards claim: the later heard stays. `gone` were listed until now.
+    """
 
     accepted: bool
     conflicts: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
 
 
 class CapacityTable:
@@ -83,7 +87,9 @@ class CapacityTable:
             telemetry_age_s=shard.telemetry_age_s if live else None,
             rows=rows,
         )
-        return Applied(accepted=True, conflicts=self._merge(shard.shard, before, rows))
+        conflicts = self._merge(shard.shard, before, rows)
+        gone = tuple(sorted(name for name in before.keys() - rows.keys() if name not in self._rows))
+        return Applied(accepted=True, conflicts=conflicts, gone=gone)
 
     def rows(self) -> tuple[InstanceRow, ...]:
         """All instances in the order of their names."""

@@ -210,6 +210,10 @@ class Site:
             return
         for instance in applied.conflicts:
             self.conflicts[instance] = self.conflicts.get(instance, 0) + 1
+        for instance in applied.gone:
+            self.prefix.drop(instance)
+            self.corrections.forget(instance)
+            self.failures.forget(instance)
         for heard in shard.rows:
             if (row := self.capacity.row(heard.beat.instance)) is None:
                 continue
