@@ -110,8 +110,10 @@ def read_page(text: str, mapping: EngineMapping) -> Page:
     needed, info = _needed(mapping)
     lines: list[Line] = []
     for line in text.split("\n"):
-        if line.startswith(needed):
-            lines.extend(_info_lines(line) if line.startswith(info) else _lines(line))
+        labels_at = line.find("{")
+        name = line[:labels_at] if labels_at > 0 else line.split(" ", 1)[0]
+        if name in needed:
+            lines.extend(_info_lines(line) if name in info else _lines(line))
     return Page(lines, mapping.rank_label)
 
 
@@ -156,13 +158,9 @@ _info_lines = lru_cache(maxsize=INFO_LINES_KEPT)(_lines)
 
 
 @cache
-def _needed(mapping: EngineMapping) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _needed(mapping: EngineMapping) -> tuple[frozenset[str], frozenset[str]]:
+    """The names of all samples to parse, and those of info samples among them."""
     names = {selector(series).name for series in mapping.values()}
     sums = {f"{selector(series).name}{part}" for series in mapping.histograms() for part in ("_sum", "_count")}
     info = {form.series for form in mapping.config}
-    return _openings(names | sums | info), _openings(info)
-
-
-def _openings(names: Iterable[str]) -> tuple[str, ...]:
-    """How a sample line of one of the names begins."""
-    return tuple(name + after for name in sorted(names) for after in "{ ")
+    return frozenset(names | sums | info), frozenset(info)
