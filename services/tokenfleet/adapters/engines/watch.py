@@ -9,7 +9,7 @@ import zmq
 import zmq.asyncio
 from prometheus_client import Counter
 
-from tokenfleet.adapters.clock import monotonic_s
+from tokenfleet.adapters.clock import monotonic_s, wall_s
 from tokenfleet.adapters.engines.discovery import EngineSpec
 from tokenfleet.adapters.engines.kv_follow import KvFollower
 from tokenfleet.adapters.engines.kv_log import KvLog
@@ -58,6 +58,7 @@ class EngineWatch:
         self._rng = rng
         self._reader = PageReader(engine_mappings()[spec.engine], life=life)
         self._read_at_s = monotonic_s()  # when the last page was asked for; before the first, when the watch began
+        self._read_wall_s = 0.0  # the same by the wall clock, a label
         self._failing = True
         self._refused = False
         self._problem = ""
@@ -124,6 +125,7 @@ class EngineWatch:
             state=readings.state if spec.state == "ready" else spec.state,
             scrape_failed_for_s=age_s if self._failing else 0.0,
             refused=self._refused,
+            scraped_wall_s=self._read_wall_s,
             digest=self.log.told,
         )
 
@@ -149,6 +151,7 @@ class EngineWatch:
             return
         SCRAPES.labels("ok").inc()
         self._read_at_s, self._failing, self._refused, self._problem = asked_at_s, False, False, ""
+        self._read_wall_s = wall_s() - (monotonic_s() - asked_at_s)
         self._take(self._reader.read(page))
 
     def _take(self, readings: Readings) -> None:
