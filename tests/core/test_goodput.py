@@ -212,6 +212,12 @@ def test_the_origin_counts_goodput_and_the_serving_site_counts_waste() -> None:
     assert fleet.sums() == {**MET, "waste_tokens": 80, "output_tokens": 180}
 
 
+def test_the_serving_sites_word_is_taken_when_the_origin_says_nothing() -> None:
+    first_token = event("first_token", origin="a", elapsed_s=0.4)
+    end = finished(origin="a", at_s=9.0, elapsed_s=9.0, ttft_s=None)
+    assert Fleet().hear(first_token, end).sums() == MET
+
+
 def test_an_attempt_without_an_end_is_missed_after_the_sweep_and_a_later_end_takes_it_back() -> None:
     sweep_s = POLICY.goodput.open_sweep_s
     fleet = Fleet().hear(event("first_token"), event("progress", at_s=5, output_tokens=40))

@@ -28,6 +28,7 @@ from tokenfleet.adapters.safe_text import day_of
 from tokenfleet.adapters.settings import AuditSettings
 from tokenfleet.adapters.status import Status
 from tokenfleet.adapters.topics import DECISIONS, GOODPUT, OUTCOMES
+from tokenfleet.core.errors import SetupError
 from tokenfleet.core.records import DecisionEnvelope, GoodputPartial, OutcomeEnvelope
 
 GROUP: Final = "audit"
@@ -113,7 +114,9 @@ class Writer:
 
 
 async def run(settings: AuditSettings) -> None:
-    """Write and answer until SIGTERM."""
+    """Write and answer until SIGTERM. Raises SetupError without a site."""
+    if not settings.sites:
+        raise SetupError("TOKENFLEET_SITES: name the sites whose decisions and outcomes are kept")
     status = Status("audit", host=settings.status_host, port=settings.status_port)
     async with Postgres(settings.postgres) as postgres:
         store = AuditStore(postgres)

@@ -17,8 +17,8 @@ from tokenfleet.adapters import faust_app
 from tokenfleet.adapters.clock import monotonic_s, wall_s
 from tokenfleet.adapters.codec import decode
 from tokenfleet.adapters.kafka import Kafka
+from tokenfleet.adapters.kafka_follower import Follower
 from tokenfleet.adapters.kafka_link import KafkaAwayError
-from tokenfleet.adapters.kafka_reader import Follower
 from tokenfleet.adapters.kafka_reading import BEGINNING, LAST, Record, ago
 from tokenfleet.adapters.policy_file import load_policy
 from tokenfleet.adapters.running import EXIT_SETUP, set_up_logging, watched
@@ -82,6 +82,8 @@ class Goodput:
 
     async def run(self) -> None:
         settings = self._settings
+        if not settings.sites:
+            raise SetupError("TOKENFLEET_SITES: name the sites whose outcomes are added up")
         async with (
             Kafka(settings.kafka, client_id="goodput") as kafka,
             Status("goodput", host=settings.status_host, port=settings.status_port) as status,

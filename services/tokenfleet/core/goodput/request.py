@@ -192,9 +192,8 @@ def _deciding(terminals: list[Heard]) -> Heard:
 def _execution(known: list[Heard], end: Heard) -> Execution:
     """One attempt as its deciding event tells it, completed by what earlier events knew."""
     event = end.event
-    first_token = next(
-        (heard.event for heard in known if heard.event.kind == "first_token" and heard.from_origin), None
-    )
+    same_word = (heard.event for heard in known if heard.from_origin == end.from_origin)
+    first_token = next((other for other in same_word if other.kind == "first_token"), None)
     ttft_s = event.ttft_s
     if ttft_s is None and first_token is not None:
         ttft_s = first_token.elapsed_s if first_token.ttft_s is None else first_token.ttft_s
