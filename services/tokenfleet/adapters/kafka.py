@@ -14,8 +14,8 @@ from typing import Self, TypeVar
 from msgspec import Struct
 
 from tokenfleet.adapters.deadletter import DeadLetters
+from tokenfleet.adapters.kafka_follower import Follower
 from tokenfleet.adapters.kafka_link import KafkaLink
-from tokenfleet.adapters.kafka_reader import Follower
 from tokenfleet.adapters.kafka_reading import BEGINNING, END, Record, Start
 from tokenfleet.adapters.kafka_workers import Handle, LoneWorker, SharedWorker
 from tokenfleet.adapters.topics import DEADLETTER, Topic

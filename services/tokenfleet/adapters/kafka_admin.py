@@ -19,6 +19,7 @@ from tokenfleet.core.errors import SetupError
 TOPIC_EXISTS = 36  # kafka.apache.org/protocol, error codes
 REQUEST_TIMEOUT_S = 15.0
 GONE_WAIT_S = 10.0
+SEEN_WAIT_S = 10.0
 ASK_AGAIN_S = 0.1
 MESSAGE_BYTES_MAX = RECORD_BYTES_MAX + 64 * 1024  # a batch's framing, keys and headers come on top of the record
 
@@ -50,12 +51,13 @@ async def apply(
     try:
         async with _admin(bootstrap) as admin:
             refused = await _create(admin, wanted, replication)
-            results = _compare(wanted, refused, await _counts(admin), created=wanted.keys() - refused.keys())
+            results = await _compare(admin, wanted, refused)
             wrong = [result.name for result in results if result.state == "wrong" and result.partitions]
             if recreate_wrong and wrong:
                 await _delete(admin, wrong)
-                refused |= await _create(admin, {name: wanted[name] for name in wrong}, replication)
-                results = _compare(wanted, refused, await _counts(admin), created=wanted.keys() - refused.keys())
+                again = await _create(admin, {name: wanted[name] for name in wrong}, replication)
+                refused = {name: why for name, why in refused.items() if name not in wrong} | again
+                results = await _compare(admin, wanted, refused)
                 results = tuple(_renamed(result, wrong) for result in results)
             return results
     except (KafkaError, OSError, TimeoutError) as error:
@@ -125,9 +127,16 @@ async def _counts(admin: AIOKafkaAdminClient) -> dict[str, int]:
     return {str(topic["topic"]): len(topic["partitions"]) for topic in found if not topic["error_code"]}
 
 
-def _compare(
-    wanted: dict[str, Topic[Struct]], refused: dict[str, str], counts: dict[str, int], *, created: set[str]
+async def _compare(
+    admin: AIOKafkaAdminClient, wanted: dict[str, Topic[Struct]], refused: dict[str, str]
 ) -> tuple[Applied, ...]:
+    created = wanted.keys() - refused.keys()
+    counts = await _counts(admin)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SEEN_WAIT_S):
+            while created - counts.keys():  # a broker learns of new topics a little after the controller
+                await asyncio.sleep(ASK_AGAIN_S)
+                counts = await _counts(admin)
     return tuple(
         _compared(name, topic, refused.get(name, ""), counts.get(name, 0), created=name in created)
         for name, topic in wanted.items()
@@ -135,7 +144,7 @@ def _compare(
 
 
 def _compared(name: str, topic: Topic[Struct], refusal: str, count: int, *, created: bool) -> Applied:
-    if count == topic.partitions or (created and not count):  # a new topic may not be in the metadata yet
+    if count == topic.partitions:
         return Applied(name=name, state="created" if created else "ok", partitions=topic.partitions)
     if not count:
         return Applied(

@@ -1,6 +1,6 @@
 """Kafka link: one process's connection to the brokers: which cluster, which topics, where logs begin and end; sending.
 
-Readers build on it (`kafka_reader`, `kafka_workers`); `kafka` is what processes use. Nothing else imports aiokafka
+Readers build on it (`kafka_follower`, `kafka_workers`); `kafka` is what processes use. Nothing else imports aiokafka
 but `kafka_admin`.
 """
 

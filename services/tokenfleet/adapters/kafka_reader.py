@@ -28,8 +28,6 @@ POLL_S = 0.2  # longest sleep without a record
 GAP_MAX_S = 1.5  # a process that was away longer has missed live records
 REBUILD_AFTER_S = 0.5
 STALL_MAX_S = 30.0
-BREATH_S = 0.01  # longest time that a catching-up reader keeps the loop for itself
-PROBE_WAIT_S = 1.0  # for the newest record, when `ago` asks how old the log is
 
 logger = logging.getLogger(__name__)
 
@@ -257,94 +255,3 @@ class Reader(ABC, Generic[M]):
         self._ready.clear()
         self._gate.shut(offsets)
         self._gate.aim(ends)
-
-
-class Follower(Reader[M]):
-    """Reads partitions without a group and hands every record to `apply`, for tables in memory.
-
-    `apply` may raise BadRecordError: the record becomes a dead letter and the partition goes on.
-    """
-
-    def __init__(
-        self,
-        link: KafkaLink,
-        topic: Topic[M],
-        site: str,
-        apply: Callable[[Record[M]], None],
-        *,
-        start: Start,
-        partitions: Sequence[int] | None,
-        on_caught_up: Callable[[], None] | None,
-        on_reset: Callable[[], None] | None,
-        letters: DeadLetters,
-    ) -> None:
-        super().__init__(link, topic, site, start=start, on_reset=on_reset, letters=letters)
-        self._apply, self._partitions, self._on_caught_up = apply, partitions, on_caught_up
-
-    def _consumer(self) -> AIOKafkaConsumer:
-        return self._link.consumer()
-
-    async def _begin(self, consumer: AIOKafkaConsumer) -> None:
-        count = await self._link.partitions(self.topic, self.site)
-        ours = tuple(range(count)) if self._partitions is None else self._partitions
-        # Before the first fetch: on a fetching consumer the question waits behind the long poll.
-        ends = await self._link.ends(self.name, ours)
-        self._check_forward(ends)
-        self._assign(consumer, ends)
-        new = [p for p in ours if p not in self._next]
-        offsets = await offsets_for(self._start, self._link, consumer, self.name, {p: ends[p] for p in new})
-        self._adopt(consumer, self._next | offsets, ends)
-
-    async def _take(self, consumer: AIOKafkaConsumer, records: Mapping[int, Sequence[ConsumerRecord]]) -> None:
-        began_s = monotonic_s()
-        for partition, batch in records.items():
-            for raw in batch:
-                if (record := self._record(raw)) is not None:
-                    self._try(record, raw)
-                self._next[partition] = raw.offset + 1
-                if monotonic_s() - began_s > BREATH_S:
-                    await asyncio.sleep(0)
-                    began_s = monotonic_s()
-
-    def _try(self, record: Record[M], raw: ConsumerRecord) -> None:
-        try:
-            self._apply(record)
-        except BadRecordError as error:
-            self._refuse(raw, str(error))
-
-    async def _pass_gate(self, consumer: AIOKafkaConsumer) -> None:
-        was_ready = self._ready.is_set()
-        await super()._pass_gate(consumer)
-        if self._on_caught_up is not None and self._ready.is_set() and not was_ready:
-            self._on_caught_up()
-
-
-async def offsets_for(
-    start: Start, link: KafkaLink, consumer: AIOKafkaConsumer, name: str, ends: Mapping[int, int]
-) -> dict[int, int]:
-    """Where to begin in each partition of `ends`. The consumer must have them assigned. Raises KafkaAwayError."""
-    if start.kind == "end" or not ends:
-        return dict(ends)
-    begins = await link.begins(name, ends)
-    if start.kind == "beginning":
-        return begins
-    last = {p: max(begins[p], ends[p] - 1) for p in ends}
-    if start.kind == "last":
-        return last
-    newest = await newest_records(consumer, name, {p: at for p, at in last.items() if ends[p] > begins[p]})
-    asked = {p: max(0, raw.timestamp - round(start.seconds * 1000)) for p, raw in newest.items()}
-    found = await link.offsets_at(name, asked) if asked else {}
-    return begins | {p: begins[p] if at is None else at for p, at in found.items()}
-
-
-async def newest_records(consumer: AIOKafkaConsumer, name: str, last: Mapping[int, int]) -> dict[int, ConsumerRecord]:
-    """The newest record of each partition, found from the offsets `end - 1`; absent when it can't be had in time."""
-    for partition, offset in last.items():
-        consumer.seek(TopicPartition(name, partition), offset)
-    newest: dict[int, ConsumerRecord] = {}
-    give_up_s = monotonic_s() + PROBE_WAIT_S
-    while newest.keys() < last.keys() and monotonic_s() < give_up_s:
-        missing = [TopicPartition(name, p) for p in last if p not in newest]
-        for tp, batch in (await consumer.getmany(*missing, timeout_ms=round(POLL_S * 1000))).items():
-            newest[tp.partition] = batch[-1]
-    return newest

@@ -11,8 +11,9 @@ from msgspec import Struct
 
 from tokenfleet.adapters.deadletter import DeadLetters
 from tokenfleet.adapters.kafka_link import KafkaLink
-from tokenfleet.adapters.kafka_reader import Reader, newest_records, offsets_for
+from tokenfleet.adapters.kafka_reader import Reader
 from tokenfleet.adapters.kafka_reading import Record, Start
+from tokenfleet.adapters.kafka_starts import newest_records, offsets_for
 from tokenfleet.adapters.topics import Topic
 
 M = TypeVar("M", bound=Struct)

@@ -12,8 +12,8 @@ from typing import Any
 from tokenfleet.adapters.claim import EPOCH_UNKNOWN, Claim
 from tokenfleet.adapters.clock import monotonic_s
 from tokenfleet.adapters.kafka import Kafka
+from tokenfleet.adapters.kafka_follower import Follower
 from tokenfleet.adapters.kafka_link import KafkaAwayError
-from tokenfleet.adapters.kafka_reader import Follower
 from tokenfleet.adapters.kafka_reading import BEGINNING, LAST, Record, ago
 from tokenfleet.adapters.running import watched
 from tokenfleet.adapters.settings import CapacitySettings

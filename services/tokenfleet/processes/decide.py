@@ -16,7 +16,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from tokenfleet.adapters.clock import monotonic_s, wall_s
 from tokenfleet.adapters.grpc_server import GrpcServer
 from tokenfleet.adapters.kafka import Kafka
-from tokenfleet.adapters.kafka_reader import Follower
+from tokenfleet.adapters.kafka_follower import Follower
 from tokenfleet.adapters.kafka_reading import BEGINNING, LAST, Record, ago
 from tokenfleet.adapters.policy_file import load_policy
 from tokenfleet.adapters.running import run_process, watched
