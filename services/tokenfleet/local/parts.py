@@ -1,7 +1,8 @@
 """Parts: broker, database and processes of a fleet, started in the order in which they need one another.
 
-Broker and PostgreSQL start side by side, then topics and migrations; decide comes first, so that it answers while the
-rest starts, and audit when both are there.
+Broker and PostgreSQL start side by side, then topics and migrations. The imports of all processes are 15 s of processor
+time, so those that a first decision needs come first: one decide replica a site, engines, agent, capacity. The other
+replicas, goodput and audit follow when requests are answered; what is decided meanwhile waits for them in Kafka.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from tokenfleet.local.layout import HOST, Layout
 log = logging.getLogger(__name__)
 
 BROKER, POSTGRES, LOAD = "broker", "postgres", "load"
-SERVING_WAIT_MAX_S = 120.0  # a machine under heavy load; 7 s on an idle one
+SERVING_WAIT_MAX_S = 120.0  # a machine under heavy load
 ASK_AGAIN_S = 0.2
 APPLY_AGAIN_MAX = 5  # clients of a restarted broker make up topics while they are being corrected
 
@@ -38,12 +39,13 @@ class Parts:
         self._broker_ended = asyncio.Event()
 
     async def start(self) -> None:
-        """Raises SetupError when a part does not come up."""
-        services = programs.others(self._layout, self._configs)
+        """What a first decision needs. Raises SetupError when a part does not come up."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._start_database())
-            tasks.create_task(self._start_broker_and(programs.decides(self._layout, self._configs)))
-        for program in services:
+            tasks.create_task(self._start_broker_and(programs.needed_first(self._layout, self._configs)))
+
+    async def start_rest(self) -> None:
+        for program in programs.needed_later(self._layout, self._configs):
             await self._supervisor.start(program)
 
     async def until_serving(self) -> None:

@@ -11,21 +11,24 @@ from tokenfleet.local.layout import ALONE, Layout
 
 # Waves of the end: who asks first, then who answers, last what everything is written to.
 LOAD_WAVE, SERVICES_WAVE, STORES_WAVE = 0, 1, 2
+TABLE_WRITERS = ("agent", "capacity")
 LOAD_STOP_S = 35.0  # its open requests end within 30 s
 
 # One BLAS thread and two malloc arenas a process: some 20 MB less each, and no thread pool to start.
 LEAN = {"OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 
 
-def decides(layout: Layout, configs: Configs) -> list[Program]:
-    """The decision replicas of all sites."""
-    return [_process("decide", place.name, configs) for place in layout.decides]
-
-
-def others(layout: Layout, configs: Configs) -> list[Program]:
-    """All else that serves: engines first, for agents scrape them at once."""
+def needed_first(layout: Layout, configs: Configs) -> list[Program]:
+    """What a first decision needs: a decision replica of each site, engines, and who keeps the tables."""
+    first = [_process("decide", place.name, configs) for place in layout.decides if place.replica == 0]
     engines = [_local("engines", configs, wave=SERVICES_WAVE)] if layout.engines else []
-    return engines + [_process(name, name, configs) for name in ALONE]
+    return first + engines + [_process(name, name, configs) for name in TABLE_WRITERS]
+
+
+def needed_later(layout: Layout, configs: Configs) -> list[Program]:
+    """The other replicas, and who reads what was decided."""
+    replicas = [_process("decide", place.name, configs) for place in layout.decides if place.replica > 0]
+    return [_process(name, name, configs) for name in ALONE if name not in TABLE_WRITERS] + replicas
 
 
 def load(configs: Configs) -> Program:

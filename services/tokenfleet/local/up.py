@@ -151,6 +151,7 @@ async def _live(
     run.load_began_s = monotonic_s()
     if not options.no_load:
         await parts.start_load()
+    await parts.start_rest()
     await _unless(stopping, summary.show(for_s=options.for_s))
 
 
