@@ -5,9 +5,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from tokenfleet.adapters.policy_file import load_policy
+from tokenfleet.core.asked import SCHEDULE, Decided, Ids, Steps
 from tokenfleet.core.decision import Decision, Request
 from tokenfleet.core.records import CapacityRow, CapacityShard, Control, Heartbeat, Order, OutcomeEvent
-from tokenfleet.core.schedule import SCHEDULE, Decided, Ids, Steps, decide
+from tokenfleet.core.schedule import decide
 from tokenfleet.core.site import Heard, Site
 from tokenfleet.core.summary import summarise
 

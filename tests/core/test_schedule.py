@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tests.core.fleets import Town, asked
+from tokenfleet.core.asked import ADMIT, DISPATCH, ROUTE
 from tokenfleet.core.errors import BadRequestError, UnknownModelError, UnknownSiteError, UnknownTenantError
-from tokenfleet.core.schedule import ADMIT, DISPATCH, ROUTE
 
 
 def test_a_request_is_admitted_placed_and_explained() -> None:

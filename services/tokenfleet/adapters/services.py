@@ -15,6 +15,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from tokenfleet.adapters.clock import monotonic_s, wall_s
 from tokenfleet.adapters.messages import decision_to_wire, outcome_from_wire, request_from_wire, to_wire
 from tokenfleet.adapters.topics import DECISIONS, OUTCOMES, PLACEMENTS, Topic, partition_of
+from tokenfleet.core.asked import ADMIT, DISPATCH, ROUTE, SCHEDULE, Ids, Steps
 from tokenfleet.core.decision import Decision
 from tokenfleet.core.errors import BadRequestError, TableNotReadyError
 from tokenfleet.core.records import (
@@ -24,7 +25,7 @@ from tokenfleet.core.records import (
     PlacementEnvelope,
     PlacementEvent,
 )
-from tokenfleet.core.schedule import ADMIT, DISPATCH, ROUTE, SCHEDULE, Ids, Steps, decide
+from tokenfleet.core.schedule import decide
 from tokenfleet.core.site import Site
 from tokenfleet.wire.v1 import (
     decision_pb2,

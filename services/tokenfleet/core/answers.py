@@ -1,0 +1,259 @@
+"""Answers: each end that the three questions can come to, as a decision with its evidence."""
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from tokenfleet.core.asked import Asked, Decided
+from tokenfleet.core.decision import Admission, Decision, Mode, Reason, SiteOption, Verdict
+from tokenfleet.core.fleetmind.dispatch import Dispatch
+from tokenfleet.core.records import Entry, OutcomeEvent, PlacementEvent
+from tokenfleet.core.site import Site
+from tokenfleet.core.slomax.admit import Ruling
+from tokenfleet.core.tokenpilot.choose import choose
+from tokenfleet.core.tokenpilot.routing import Routing
+
+
+def elsewhere(site: Site, asked: Asked, sent: Dispatch) -> Decided:
+    """A redirect to the site that FleetMind chose; there TokenPilot picks."""
+    if asked.charge.refused:
+        return refused_for(
+            site, asked, "quota", asked.charge.refused, dispatch=sent, retry_after_s=asked.charge.retry_after_s
+        )
+    if sent.send is not None and not asked.request.dry_run:
+        site.sends.sent(sent.send)
+    option = next(option for option in sent.options if option.site == sent.site)
+    age_s = _telemetry_age_s(site, sent.site, option)
+    decision = _decision(
+        site,
+        asked,
+        verdict="redirect",
+        site_name=sent.site,
+        gateways=sent.gateways,
+        sites=sent.options,
+        hit_tokens=option.hit_tokens,
+        predicted_ttft_s=option.ttft_s,
+        mode="stale" if sent.stale else _mode(site, age_s),
+        age_s=age_s,
+        sentence=sent.sentence,
+        admission=_evidence(asked),
+    )
+    return Decided(decision=decision)
+
+
+def _telemetry_age_s(site: Site, other: str, option: SiteOption) -> float | None:
+    """Age of the youngest telemetry behind another site's summary."""
+    summary = site.peers.summary(other)
+    if summary is None or summary.age_s is None or option.summary_age_s is None:
+        return None
+    return summary.age_s + option.summary_age_s
+
+
+def ruled_out(site: Site, asked: Asked, ruling: Ruling, sent: Dispatch | None) -> Decided:
+    decision = _decision(
+        site,
+        asked,
+        verdict=ruling.verdict,
+        reason=ruling.reason,
+        site_name=site.name,
+        sites=sent.options if sent else (),
+        admission=ruling.admission,
+        detail=ruling.detail,
+        sentence=f"{ruling.verdict} ({ruling.reason}): {ruling.detail}",
+        considered=len(asked.pool.instances),
+        mode=_mode(site, asked.pool.age_s),
+        age_s=asked.pool.age_s,
+    )
+    return Decided(decision=decision, outcome=_rejected(site, asked, decision))
+
+
+def refused_for(
+    site: Site,
+    asked: Asked,
+    reason: Reason,
+    detail: str,
+    *,
+    dispatch: Dispatch | None = None,
+    retry_after_s: float | None = None,
+) -> Decided:
+    decision = _decision(
+        site,
+        asked,
+        verdict="reject",
+        reason=reason,
+        site_name=site.name,
+        sites=dispatch.options if dispatch else (),
+        admission=replace(_evidence(asked), retry_after_s=retry_after_s),
+        detail=detail,
+        sentence=f"reject ({reason}): {detail}",
+        considered=len(asked.pool.instances),
+        mode=_mode(site, asked.pool.age_s) if asked.pool.instances else "fresh",
+        age_s=asked.pool.age_s,
+    )
+    return Decided(decision=decision, outcome=_rejected(site, asked, decision))
+
+
+def stays(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | None) -> Decided:
+    """Admitted, or dispatched to this very site, without a choice of instance."""
+    sentence = sent.sentence if sent else f"admitted as {asked.classified.request_class}: {asked.classified.rule}"
+    decision = _decision(
+        site,
+        asked,
+        verdict="admit",
+        site_name=site.name,
+        sites=sent.options if sent else (),
+        admission=ruling.admission if ruling else _evidence(asked),
+        sentence=sentence,
+        considered=len(asked.pool.instances),
+        mode=_mode(site, asked.pool.age_s),
+        age_s=asked.pool.age_s,
+    )
+    return Decided(decision=decision)
+
+
+def routed(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | None) -> Decided:
+    request = asked.request
+    terms = site.policy.site(site.name)
+    network_s = 0.0 if request.origin == site.name else terms.rtt_s.get(request.origin, terms.rtt_default_s)
+    routing = choose(
+        request,
+        asked.pool,
+        site.policy,
+        request_class=asked.classified.request_class,
+        output_q50=asked.output_q50,
+        output_q90=asked.output_q90,
+        rng=asked.rng,
+        network_s=network_s,
+        last_instance=site.last_instance(request.session),
+    )
+    head = f"{sent.sentence}; " if sent and len(sent.options) > 1 else ""
+    decision = _decision(
+        site,
+        asked,
+        verdict="reject" if routing.reason else "admit",
+        reason=routing.reason,
+        site_name=site.name,
+        target=routing.target,
+        address=routing.address,
+        sites=sent.options if sent else (),
+        candidates=routing.candidates,
+        hit_tokens=routing.placed.hit_tokens if routing.placed else 0,
+        predicted_ttft_s=routing.predicted_ttft_s,
+        considered=routing.considered,
+        excluded=routing.excluded,
+        relaxed=routing.relaxed,
+        runner_up=routing.runner_up,
+        gap_s=routing.gap_s,
+        admission=ruling.admission if ruling else _evidence(asked),
+        detail=routing.detail,
+        sentence=head + routing.sentence,
+        mode="stale" if routing.suspect_only else _mode(site, asked.pool.age_s),
+        age_s=asked.pool.age_s,
+    )
+    if routing.reason:
+        return Decided(decision=decision, outcome=_rejected(site, asked, decision))
+    return Decided(decision=decision, placement=_placement(site, asked, routing))
+
+
+def _placement(site: Site, asked: Asked, routing: Routing) -> PlacementEvent:
+    request = asked.request
+    chosen = routing.candidates[0]
+    entry = Entry(
+        decision=asked.ids.decision,
+        request=request.id,
+        attempt=request.attempt,
+        instance=routing.target,
+        model=request.model,
+        request_class=asked.classified.request_class,
+        work_s=chosen.work_s,
+        uncached_tokens=chosen.uncached_tokens,
+        kv_tokens=request.prompt_tokens + round(asked.output_q90),
+        replica=site.replica,
+        tenant=request.tenant,
+        predicted_ttft_s=routing.predicted_ttft_s,
+        placed=routing.placed,
+    )
+    return PlacementEvent(
+        kind="placed",
+        decision=entry.decision,
+        request=entry.request,
+        attempt=entry.attempt,
+        instance=entry.instance,
+        entry=entry,
+    )
+
+
+def _decision(
+    site: Site,
+    asked: Asked,
+    *,
+    verdict: Verdict,
+    site_name: str,
+    mode: Mode,
+    age_s: float | None,
+    sentence: str,
+    reason: Reason = "",
+    **evidence: Any,
+) -> Decision:
+    request = asked.request
+    products = site.policy.products
+    return Decision(
+        id=asked.ids.decision,
+        request=request.id,
+        attempt=request.attempt,
+        verdict=verdict,
+        reason=reason,
+        mode=mode,
+        age_s=age_s,
+        tenant=request.tenant,
+        model=request.model,
+        request_class=asked.classified.request_class,
+        origin=request.origin,
+        site=site_name,
+        pool=f"{request.model}@{site_name}",
+        prompt_tokens=request.prompt_tokens,
+        sentence=sentence,
+        replica=f"{site.name}/{site.replica}",
+        policy_revision=site.policy.revision,
+        calibration_revision=site.calibration_revision,
+        products=tuple(name for name in products.__struct_fields__ if getattr(products, name)),
+        tables=site.versions(),
+        at_wall_s=asked.ids.now_wall_s,
+        dry_run=request.dry_run,
+        **evidence,
+    )
+
+
+def _rejected(site: Site, asked: Asked, decision: Decision) -> OutcomeEvent | None:
+    """The outcome that a refusal is, so that goodput counts it as offered whoever forgets to report it."""
+    request = asked.request
+    if decision.verdict != "reject" or request.dry_run:
+        return None
+    return OutcomeEvent(
+        request=request.id,
+        attempt=request.attempt,
+        kind="rejected",
+        decision=decision.id,
+        tenant=request.tenant,
+        request_class=decision.request_class,
+        model=request.model,
+        origin=request.origin,
+        site=site.name,
+        pool=decision.pool,
+        at_wall_s=asked.ids.now_wall_s,
+        elapsed_s=request.elapsed_s,
+        stop=decision.reason,
+    )
+
+
+def _evidence(asked: Asked) -> Admission:
+    return Admission(
+        request_class=asked.classified.request_class,
+        rule=asked.classified.rule,
+        output_q50_tokens=asked.output_q50,
+        output_q90_tokens=asked.output_q90,
+    )
+
+
+def _mode(site: Site, age_s: float | None) -> Mode:
+    return "fresh" if age_s is not None and age_s <= site.policy.liveness.fresh_max_s else "stale"

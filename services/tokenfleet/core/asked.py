@@ -1,0 +1,56 @@
+"""Asked: one request with all that is looked up for it once, and what a decision gives back."""
+
+from random import Random
+from typing import Final
+
+from msgspec import Struct
+
+from tokenfleet.core.decision import Decision, Request
+from tokenfleet.core.records import OutcomeEvent, PlacementEvent
+from tokenfleet.core.slomax.classify import Classification
+from tokenfleet.core.slomax.quota import Charge
+from tokenfleet.core.view import PoolView
+
+
+class Steps(Struct, frozen=True, kw_only=True):
+    """Which of the three questions a call asks."""
+
+    admission: bool = False
+    dispatch: bool = False
+    routing: bool = False
+
+
+SCHEDULE: Final = Steps(admission=True, dispatch=True, routing=True)
+ADMIT: Final = Steps(admission=True)
+DISPATCH: Final = Steps(dispatch=True)
+ROUTE: Final = Steps(routing=True)
+
+
+class Ids(Struct, frozen=True, kw_only=True):
+    """What names and labels a decision: its id, and the wall clock (a label, and when a residency rule expires)."""
+
+    decision: str
+    now_wall_s: float
+
+
+class Decided(Struct, frozen=True, kw_only=True):
+    """The decision, the placement to count if it placed something, and the outcome to report if it refused."""
+
+    decision: Decision
+    placement: PlacementEvent | None = None
+    outcome: OutcomeEvent | None = None
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """One request with all that is looked up once."""
+
+    request: Request
+    steps: Steps
+    ids: Ids
+    pool: PoolView
+    classified: Classification
+    output_q50: float
+    output_q90: float
+    charge: Charge
+    now_s: float
+    rng: Random
