@@ -11,7 +11,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from tests.kafka_server import KafkaServer, OwnKafka
+from tests.kafka_server import Can, KafkaServer, OwnKafka
 from tests.ports import free_port
 from tokenfleet.adapters import kafka_admin
 from tokenfleet.adapters.clock import monotonic_s
@@ -239,6 +239,29 @@ async def test_a_broker_that_freezes_costs_telemetry_and_no_block(own_kafka: Own
         await site.until(lambda site: len(site.envelopes) > heard + 3)
         await site.until(lambda site: site.index.hits(keys_of(PROMPT)) == {"i1": 4})
         assert site.beats["i1"].age_s < 2.0
+
+
+@pytest.mark.integration
+async def test_a_broker_that_dies_hears_all_again(own_kafka: OwnKafka, tmp_path: Path) -> None:
+    """The embedded broker comes back empty and as another cluster: the agent claims again and tells all blocks."""
+    fleet = Fleet(tmp_path, own_kafka.bootstrap, sites={"i1": "agent-f"}, block_sizes={})
+    fleet.list_engines()
+    async with running(fleet), fleet.watched(kv_snapshot_period_s=600.0):
+        site = fleet.sites["agent-f"]
+        await fleet.complete("i1", PROMPT[:512])
+        await site.until(lambda site: site.index.hits(keys_of(PROMPT)) == {"i1": 2})
+        cluster = site.envelopes[-1].order.cluster
+        own_kafka.kill9()
+        await fleet.complete("i1", PROMPT)
+        await own_kafka.start()
+        await kafka_admin.apply(fleet.bootstrap, fleet.sites, recreate_wrong=True)
+        heard = len(site.envelopes)
+        await site.until(lambda site: len(site.envelopes) > heard + 3)
+        await site.until(lambda site: site.index.hits(keys_of(PROMPT)) == {"i1": 4})
+        another = Can.KEEP not in own_kafka.server.capabilities
+        await site.until(lambda site: (site.envelopes[-1].order.cluster != cluster) == another)
+        await site.until(lambda site: site.envelopes[-1].order.claim == site.claims[-1])
+        await site.until(lambda site: site.index.hits(keys_of(PROMPT)) == {"i1": 4})
 
 
 def test_the_site_secret_comes_from_a_file_or_the_settings(tmp_path: Path) -> None:
