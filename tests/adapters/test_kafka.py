@@ -15,7 +15,7 @@ from tokenfleet.adapters.kafka import Kafka
 from tokenfleet.adapters.kafka_link import KafkaAwayError
 from tokenfleet.adapters.kafka_reader import Reader
 from tokenfleet.adapters.kafka_reading import BEGINNING, END, LAST, Record, ago
-from tokenfleet.adapters.topics import CONTROL, DEADLETTER, OUTCOMES, PLACEMENTS, TOPICS, Topic
+from tokenfleet.adapters.topics import CONTROL, DEADLETTER, OUTCOMES, PLACEMENTS, RECORD_BYTES_MAX, TOPICS, Topic
 from tokenfleet.core.errors import BadRecordError, SetupError
 from tokenfleet.core.records import Control, DeadLetter, PlacementEnvelope
 
@@ -122,6 +122,17 @@ async def test_a_bad_record_in_a_batch_becomes_a_dead_letter_and_the_rest_goes_o
     assert (letter.partition, letter.offset, letter.size_bytes) == (3, base + 1, len(secret))
     assert letter.sha256 == hashlib.sha256(secret).hexdigest()
     assert "secret" not in str(letter)
+
+
+async def test_a_record_larger_than_the_limit_does_not_stop_its_partition(client: Kafka, site: str) -> None:
+    small = msgspec.msgpack.encode(envelope(1))
+    await client.send_values(PLACEMENTS, site, [b"\x00" * (RECORD_BYTES_MAX + 1)], partition=0)
+    await client.send_values(PLACEMENTS, site, [small], partition=0)
+    refused = client.dead_letters.refused
+    seen: list[int] = []
+    async with reading(client.follower(PLACEMENTS, site, lambda r: seen.append(r.message.n), start=BEGINNING)):
+        assert seen == [1]
+    assert client.dead_letters.refused == refused + 1
 
 
 async def test_what_can_not_be_sent_says_why(client: Kafka, site: str) -> None:
@@ -309,3 +320,20 @@ async def test_apply_creates_compares_and_says_the_remedy(kafka: KafkaServer) ->
 async def test_apply_without_a_broker_says_so(unused_tcp_port: int) -> None:
     with pytest.raises(SetupError, match=str(unused_tcp_port)):
         await kafka_admin.apply(f"127.0.0.1:{unused_tcp_port}", ["b"])
+
+
+async def test_a_client_without_a_broker_says_so(unused_tcp_port: int) -> None:
+    with pytest.raises(SetupError, match=str(unused_tcp_port)):
+        async with Kafka(f"127.0.0.1:{unused_tcp_port}", client_id="t", wait_max_s=0.3):
+            raise AssertionError("nobody is there")
+
+
+async def test_leaving_while_the_broker_is_dead_takes_no_longer_than_its_budget(own_kafka: OwnKafka) -> None:
+    await apply_anew(own_kafka, "b")
+    client = await Kafka(own_kafka.bootstrap, client_id="t").__aenter__()
+    async with reading(client.follower(PLACEMENTS, "b", lambda _: None)):
+        own_kafka.kill9()
+        with pytest.raises(KafkaAwayError):
+            await client.send(PLACEMENTS, "b", [envelope(1)], partition=0, timeout_s=0.5)
+    async with asyncio.timeout(WAIT_MAX_S / 2):
+        await client.__aexit__(None, None, None)
