@@ -19,8 +19,8 @@ class KvStream:
         self.blocks = 0
         self.block_tokens = 0
         self._xor = 0
-        self._boot = ""
-        self._boot_heard = ""  # by the last heartbeat
+        self._boot: str = ""
+        self._boot_heard: str = ""  # by the last heartbeat
         self._cluster: str = ""
         self._claim: int = -1
         self._n = NOTHING_HEARD
