@@ -81,9 +81,10 @@ def test_unknown_load_is_open_at_home() -> None:
 
 
 def test_what_can_t_be_told_of_a_remote_site_closes_it() -> None:
+    heard = peer("d", pool_summary("d"), link_up=False)  # so it is not we who hear nobody
     for closed in (
         peer("c", age_s=None),
         peer("c", pool_summary("c"), age_s=float("inf")),
         peer("x", pool_summary("x")),
     ):
-        assert send_to_site([peer("b"), closed]).site == ""
+        assert send_to_site([peer("b"), closed, heard]).site == ""
