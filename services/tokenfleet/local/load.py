@@ -2,8 +2,9 @@
 
     python -m tokenfleet.local.load --config load.json
 
-For each row: build the prompt, ask TokenFleet at the row's origin, stream from the engine that was chosen, report
-each step. SIGTERM ends it when the open requests have ended, SIGINT at once.
+It begins when every origin has a decision replica that serves. For each row: build the prompt, ask TokenFleet at the
+row's origin, stream from the engine that was chosen, report each step. SIGTERM ends it when the open requests have
+ended, SIGINT at once.
 """
 
 import argparse
@@ -24,7 +25,8 @@ from tokenfleet.client.gateway import Answer, Gateway
 from tokenfleet.local.attempt import Attempt
 from tokenfleet.local.load_books import LoadBooks
 from tokenfleet.local.load_config import LoadConfig
-from tokenfleet.local.load_requests import request_of, rows
+from tokenfleet.local.load_requests import laid_rows, numbered, request_of
+from tokenfleet.local.serving import until_serving
 from tokenfleet.sim.traces import TraceRow
 from tokenfleet.wire.v1 import decision_pb2
 
@@ -44,9 +46,9 @@ class Load:
         self.stop = asyncio.Event()
         self.now = asyncio.Event()
         self._config = config
-        self._began_s = monotonic_s()
         self._life = f"{round(wall_s() * 1000):x}"  # a load that was killed and restarted asks under other ids
         self._books = LoadBooks(Path(config.folder))
+        self._rows = laid_rows(config)
         self._open: set[asyncio.Task[None]] = set()
         self._gateways: dict[str, Gateway] = {}
 
@@ -61,15 +63,28 @@ class Load:
             session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, auto_decompress=False))
             saving = asyncio.create_task(self._save_always())
             try:
-                await self._replay(session)
-                await self._drain()
+                if await self._all_serve():
+                    await self._replay(session)
+                    await self._drain()
             finally:
                 saving.cancel()
                 self._save()
 
+    async def _all_serve(self) -> bool:
+        """Wait for the origins' decision services; False when the end came first."""
+        serving = asyncio.gather(*(until_serving(targets) for targets in self._config.origins.values()))
+        stopped = asyncio.create_task(self.stop.wait())
+        await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not serving.done():
+            serving.cancel()
+            return False
+        return True
+
     async def _replay(self, session: aiohttp.ClientSession) -> None:
-        for number, row in rows(self._config):
-            if await is_set_within(self.stop, self._began_s + row.at_s - monotonic_s()):
+        began_s = monotonic_s()
+        for number, row in numbered(self._rows):
+            if await is_set_within(self.stop, began_s + row.at_s - monotonic_s()):
                 return
             if len(self._open) >= OPEN_MAX:
                 self._books.stats.shed += 1

@@ -17,9 +17,13 @@ OUTPUT_BUDGET_MIN = 64
 BYTES_A_TOKEN = 4  # of prompt text on the network
 
 
-def rows(config: LoadConfig) -> Iterator[tuple[int, TraceRow]]:
+def laid_rows(config: LoadConfig) -> list[TraceRow]:
+    """The trace as often as asked, by arrival. Takes half a second."""
+    return trace_rows(copies=config.copies, rng=Random(config.seed), prompt_tokens_max=config.prompt_tokens_max)
+
+
+def numbered(laid: list[TraceRow]) -> Iterator[tuple[int, TraceRow]]:
     """Numbered rows by arrival since the start: the trace over and over."""
-    laid = trace_rows(copies=config.copies, rng=Random(config.seed), prompt_tokens_max=config.prompt_tokens_max)
     number, began_s = 0, 0.0
     while True:
         for row in laid:

@@ -38,11 +38,17 @@ class Parts:
         self._supervisor = supervisor
         self._broker_ended = asyncio.Event()
 
-    async def start(self) -> None:
-        """What a first decision needs. Raises SetupError when a part does not come up."""
+    async def start(self, *, loaded: bool) -> None:
+        """What a first decision needs, with the load, which waits until it is served.
+
+        Raises SetupError when a part does not come up.
+        """
+        first = programs.needed_first(self._layout, self._configs)
+        if loaded:
+            first.append(programs.load(self._configs))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._start_database())
-            tasks.create_task(self._start_broker_and(programs.needed_first(self._layout, self._configs)))
+            tasks.create_task(self._start_broker_and(first))
 
     async def start_rest(self) -> None:
         for program in programs.needed_later(self._layout, self._configs):
@@ -58,9 +64,6 @@ class Parts:
                 f"no decision service of every site is ready after {SERVING_WAIT_MAX_S:.0f} s; "
                 "the logs of decide-* in the state folder say why"
             ) from None
-
-    async def start_load(self) -> None:
-        await self._supervisor.start(programs.load(self._configs))
 
     def ended(self, end: Exit) -> None:
         """A child ended unasked."""

@@ -133,7 +133,7 @@ async def _live(
     state_dir: Path,
 ) -> None:
     """From the first process to the moment when the end is asked for or the time is over."""
-    await _unless(stopping, parts.start())
+    await _unless(stopping, parts.start(loaded=not options.no_load))
     if stopping.asked.is_set():
         return
     Endpoints(
@@ -149,8 +149,6 @@ async def _live(
         return
     summary.say(f"decisions are served after {monotonic_s() - run.began_s:.1f} s")
     run.load_began_s = monotonic_s()
-    if not options.no_load:
-        await parts.start_load()
     await parts.start_rest()
     await _unless(stopping, summary.show(for_s=options.for_s))
 
