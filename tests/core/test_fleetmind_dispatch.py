@@ -359,6 +359,14 @@ def test_a_home_that_hears_nobody_sends_by_the_old_summaries_and_says_so() -> No
     assert "60.0 s old" in found.sentence
 
 
+def test_a_summary_of_unknown_age_is_told_as_such() -> None:
+    """A replica that has just started reads summaries that may be of any age, and knows nobody else."""
+    unknown = replace(waiting("c", 0.0), age_s=None)
+    found = send_to_site([peer("b"), unknown])
+    assert (found.site, found.stale) == ("c", True)
+    assert "of unknown age" in found.sentence
+
+
 def test_old_summaries_never_lift_a_right() -> None:
     silent = [peer("b"), waiting("d", 0.0, age_s=60.0)]
     assert send_to_site(silent, request(tenant="eu-bank")).site == ""

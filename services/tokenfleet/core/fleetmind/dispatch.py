@@ -121,7 +121,7 @@ def dispatch(
         gateways=chosen.peer.summary.gateways if chosen.peer.summary is not None else (),
         stale=chosen.stale,
         options=options,
-        sentence=why + (f" (its summary is {chosen.peer.age_s:.1f} s old)" if chosen.stale else ""),
+        sentence=why + (f" (its summary is {_old(chosen.peer.age_s)})" if chosen.stale else ""),
         send=Send(
             request=request.id,
             attempt=request.attempt,
@@ -133,6 +133,11 @@ def dispatch(
             kv_tokens=math.ceil(demand.kv_need_tokens),
         ),
     )
+
+
+def _old(age_s: float | None) -> str:
+    """An age in words; one that was read while catching up is of unknown age."""
+    return "of unknown age" if known(age_s) is None else f"{age_s:.1f} s old"
 
 
 def _hears_nobody(demand: Demand, peers: Sequence[PeerView]) -> bool:
