@@ -16,8 +16,9 @@ from tokenfleet.adapters.kafka_link import KafkaAwayError
 from tokenfleet.adapters.kafka_reader import Reader
 from tokenfleet.adapters.kafka_reading import BEGINNING, END, LAST, Record, ago
 from tokenfleet.adapters.topics import CONTROL, DEADLETTER, OUTCOMES, PLACEMENTS, RECORD_BYTES_MAX, TOPICS, Topic
+from tokenfleet.core.deadletters import DeadLetter
 from tokenfleet.core.errors import BadRecordError, SetupError
-from tokenfleet.core.records import Control, DeadLetter, PlacementEnvelope
+from tokenfleet.core.records import Control, PlacementEnvelope
 
 pytestmark = pytest.mark.integration
 WAIT_MAX_S = 60.0  # far above what it takes: a machine under load must not fail the test

@@ -15,8 +15,9 @@ from tokenfleet.adapters.kafka_link import KafkaAwayError, KafkaLink
 from tokenfleet.adapters.kafka_reader import StalledError
 from tokenfleet.adapters.kafka_reading import BEGINNING, Gate, Record
 from tokenfleet.adapters.topics import PLACEMENTS, Topic
+from tokenfleet.core.deadletters import DeadLetter
 from tokenfleet.core.errors import BadRecordError
-from tokenfleet.core.records import DeadLetter, PlacementEnvelope
+from tokenfleet.core.records import PlacementEnvelope
 
 
 class ScriptedConsumer:

@@ -21,8 +21,9 @@ from tokenfleet.adapters.kafka_reading import Record
 from tokenfleet.adapters.postgres import Postgres, PostgresAwayError, migrate, migrations_dir
 from tokenfleet.adapters.safe_text import KEY_BYTES_MAX, from_json, safe_json, safe_key, safe_moment
 from tokenfleet.adapters.topics import DECISIONS, GOODPUT, OUTCOMES
+from tokenfleet.core.accounts import GoodputPartial, GoodputRow
 from tokenfleet.core.decision import Candidate, Decision
-from tokenfleet.core.records import DecisionEnvelope, GoodputPartial, GoodputRow, OutcomeEnvelope, OutcomeEvent
+from tokenfleet.core.records import DecisionEnvelope, OutcomeEnvelope, OutcomeEvent
 
 ROOT = Path(__file__).parents[2]
 TODAY = date(2026, 11, 29)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from tokenfleet.core.accounts import PoolCalibration
 from tokenfleet.core.decision import Request
 from tokenfleet.core.policy import Policy, TokenPilotPolicy, parse_policy
 from tokenfleet.core.predict.work import prior_coefficients
-from tokenfleet.core.records import PoolCalibration
 from tokenfleet.core.tokenpilot.choose import choose
 from tokenfleet.core.tokenpilot.routing import Routing
 from tokenfleet.core.view import InstanceView, PoolView

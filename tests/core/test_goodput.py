@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tokenfleet.core.accounts import GoodputPartial
 from tokenfleet.core.goodput.event_time import LogClock, Watermark
 from tokenfleet.core.goodput.partition import PartitionGoodput
 from tokenfleet.core.goodput.table import SUMMED, GoodputTable
 from tokenfleet.core.policy import GoodputPolicy, Policy, RequestClass, Tenant
-from tokenfleet.core.records import GoodputPartial, OutcomeEnvelope, OutcomeEvent
+from tokenfleet.core.records import OutcomeEnvelope, OutcomeEvent
 
 T0 = 1_800_000_000.0  # a multiple of every window
 POLICY = Policy(

@@ -2,9 +2,10 @@
 
 import pytest
 
+from tokenfleet.core.accounts import GoodputPartial, GoodputRow
 from tokenfleet.core.goodput.cost import PoolCost
 from tokenfleet.core.goodput.table import GoodputTable
-from tokenfleet.core.records import GoodputPartial, GoodputRow, PoolSummary, SiteSummary, Vector
+from tokenfleet.core.records import PoolSummary, SiteSummary, Vector
 
 T0 = 1_800_000_000.0
 NONE = Vector(capacity=0.0, used=0.0)

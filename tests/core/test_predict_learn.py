@@ -7,11 +7,12 @@ import pytest
 from msgspec.structs import replace
 
 from tests.core.pools import POLICY
+from tokenfleet.core.accounts import Coefficients
 from tokenfleet.core.policy import TokenPilotPolicy
 from tokenfleet.core.predict.learn import PoolLearner
 from tokenfleet.core.predict.sample import FirstTokens, Sample, sample_of
 from tokenfleet.core.predict.work import prefill_work_s, prior_coefficients, uncached_tokens
-from tokenfleet.core.records import Coefficients, OutcomeEvent, OutcomeKind, PlacedOn
+from tokenfleet.core.records import OutcomeEvent, OutcomeKind, PlacedOn
 
 MODEL = POLICY.model("large-chat")
 PRIOR = prior_coefficients(MODEL, factor=1.0)

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.pools import POLICY
+from tokenfleet.core.accounts import OutputEstimate
 from tokenfleet.core.predict.lengths import Lengths
 from tokenfleet.core.predict.output import ROUTES_MAX, OutputLearner, OutputTable, input_bucket
-from tokenfleet.core.records import OutputEstimate
 
 MODEL = POLICY.model("small-chat")
 

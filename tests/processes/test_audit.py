@@ -27,15 +27,9 @@ from tokenfleet.adapters.kafka_admin import apply
 from tokenfleet.adapters.kafka_reading import Record
 from tokenfleet.adapters.postgres import Postgres, migrate
 from tokenfleet.adapters.topics import DECISIONS, GOODPUT, OUTCOMES, partition_of
+from tokenfleet.core.accounts import GoodputPartial, GoodputRow
 from tokenfleet.core.decision import Decision
-from tokenfleet.core.records import (
-    DecisionEnvelope,
-    GoodputPartial,
-    GoodputRow,
-    OutcomeEnvelope,
-    OutcomeEvent,
-    OutcomeKind,
-)
+from tokenfleet.core.records import DecisionEnvelope, OutcomeEnvelope, OutcomeEvent, OutcomeKind
 from tokenfleet.processes.audit import Writer
 from tokenfleet.wire.v1 import audit_pb2, audit_pb2_grpc
 

@@ -30,8 +30,9 @@ from tokenfleet.adapters.topics import (
     partition_of,
 )
 from tokenfleet.core.capacity import CapacityTable, InstanceRow, liveness
+from tokenfleet.core.deadletters import DeadLetter
 from tokenfleet.core.policy import LivenessPolicy
-from tokenfleet.core.records import AgentClaim, CapacityShard, DeadLetter, Order, TelemetryEnvelope
+from tokenfleet.core.records import AgentClaim, CapacityShard, Order, TelemetryEnvelope
 from tokenfleet.core.sketch import Sketches
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]

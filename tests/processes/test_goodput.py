@@ -19,16 +19,9 @@ from tokenfleet.adapters.kafka_admin import apply
 from tokenfleet.adapters.kafka_reading import BEGINNING
 from tokenfleet.adapters.policy_file import policy_text
 from tokenfleet.adapters.topics import FEEDBACK, GOODPUT, OUTCOMES, POLICY, SUMMARY, partition_of
+from tokenfleet.core.accounts import Feedback
 from tokenfleet.core.goodput.table import SUMMED, GoodputTable
-from tokenfleet.core.records import (
-    Feedback,
-    OutcomeEnvelope,
-    OutcomeEvent,
-    PolicyRevision,
-    PoolSummary,
-    SiteSummary,
-    Vector,
-)
+from tokenfleet.core.records import OutcomeEnvelope, OutcomeEvent, PolicyRevision, PoolSummary, SiteSummary, Vector
 
 pytestmark = pytest.mark.integration
 

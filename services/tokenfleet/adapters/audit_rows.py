@@ -8,7 +8,8 @@ from msgspec import Struct
 from tokenfleet.adapters.kafka_reading import Record
 from tokenfleet.adapters.postgres import Row
 from tokenfleet.adapters.safe_text import day_of, safe, safe_json, safe_key, safe_moment
-from tokenfleet.core.records import DecisionEnvelope, GoodputPartial, GoodputRow, OutcomeEnvelope
+from tokenfleet.core.accounts import GoodputPartial, GoodputRow
+from tokenfleet.core.records import DecisionEnvelope, OutcomeEnvelope
 
 
 class Table(NamedTuple):

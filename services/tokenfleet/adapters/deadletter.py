@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from tokenfleet.adapters.clock import wall_s
-from tokenfleet.core.records import DeadLetter
+from tokenfleet.core.deadletters import DeadLetter
 
 WAITING_MAX = 10_000  # ~5 MiB; a broken writer at 1,000 records/s fills it in 10 s of an outage
 SENT_AT_ONCE = 500

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from tokenfleet.adapters import topics
 from tokenfleet.adapters.topics import Topic
-from tokenfleet.core import records
+from tokenfleet.core import accounts, deadletters, records
 from tokenfleet.core.decision import Admission, Candidate, Decision, SiteOption
 
 CLUSTER = "golden-cluster"
@@ -211,12 +211,12 @@ def golden_messages() -> tuple[tuple[Topic[Any], Struct], ...]:
         (topics.POLICY, records.PolicyRevision(revision=2, toml="revision = 2\n", sha256="00" * 32)),
         (
             topics.GOODPUT,
-            records.GoodputPartial(
+            accounts.GoodputPartial(
                 site="a",
                 partition=0,
                 watermark_s=WALL_S,
                 rows=(
-                    records.GoodputRow(
+                    accounts.GoodputRow(
                         start_s=1_790_000_000.0,
                         width_s=10.0,
                         request_class="chat",
@@ -232,24 +232,24 @@ def golden_messages() -> tuple[tuple[Topic[Any], Struct], ...]:
         ),
         (
             topics.FEEDBACK,
-            records.Feedback(
+            accounts.Feedback(
                 revision=4,
                 at_wall_s=WALL_S,
                 pools=(
-                    records.PoolCalibration(
+                    accounts.PoolCalibration(
                         pool="small-chat@b",
                         model="small-chat",
-                        coefficients=records.Coefficients(
+                        coefficients=accounts.Coefficients(
                             c0_s=0.006, w_min_s=0.002, a_s=3.2e-5, b_s=1e-10, d_s=4e-9, samples=500.0
                         ),
                     ),
                 ),
-                outputs=(records.OutputEstimate(tenant="acme", q50=180.0, q90=420.0, samples=500.0),),
+                outputs=(accounts.OutputEstimate(tenant="acme", q50=180.0, q90=420.0, samples=500.0),),
             ),
         ),
         (
             topics.DEADLETTER,
-            records.DeadLetter(
+            deadletters.DeadLetter(
                 topic="tokenfleet.b.telemetry.v1",
                 partition=0,
                 offset=17,

@@ -19,7 +19,7 @@ from tokenfleet.adapters.kafka_link import KafkaLink
 from tokenfleet.adapters.kafka_reading import BEGINNING, END, Record, Start
 from tokenfleet.adapters.kafka_workers import Handle, LoneWorker, SharedWorker
 from tokenfleet.adapters.topics import DEADLETTER, Topic
-from tokenfleet.core.records import DeadLetter
+from tokenfleet.core.deadletters import DeadLetter
 
 M = TypeVar("M", bound=Struct)
 

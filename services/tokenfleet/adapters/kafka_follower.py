@@ -44,7 +44,7 @@ class Follower(Reader[M]):
         self._apply, self._partitions, self._on_caught_up = apply, partitions, on_caught_up
 
     def _consumer(self) -> AIOKafkaConsumer:
-        return self._link.consumer()
+        return self._link.consumer(fetch_wait_s=self.topic.fetch_wait_s)
 
     async def _begin(self, consumer: AIOKafkaConsumer) -> None:
         count = await self._link.partitions(self.topic, self.site)

@@ -28,7 +28,6 @@ SEND_TIMEOUT_S = 2.0
 ASK_TIMEOUT_S = 1.0  # for the end of a log; a broker that needs longer counts as away
 WATCH_EVERY_S = 2.0  # how often cluster id and ends are compared: another log is noticed this fast
 REQUEST_TIMEOUT_S = 5.0  # ends requests on a connection whose other side is gone without a word
-FETCH_WAIT_S = 0.1  # other requests of a consumer wait behind its long poll
 BATCH_BYTES_MAX = RECORD_BYTES_MAX + 4096  # room for one largest record with its key and headers
 STOP_MAX_S = 5.0
 
@@ -171,15 +170,15 @@ class KafkaLink:
         # The embedded broker answers offset 0 with timestamp -1 where Kafka answers nothing.
         return {tp.partition: at.offset if at and at.timestamp != -1 else None for tp, at in found.items()}
 
-    def consumer(self, *, group: str = "", session_s: float = 6.0) -> AIOKafkaConsumer:
-        """A consumer that commits only when told to, not yet started."""
+    def consumer(self, *, group: str = "", session_s: float = 6.0, fetch_wait_s: float = 0.1) -> AIOKafkaConsumer:
+        """A consumer that commits only when told to, not yet started; its other requests wait behind its fetches."""
         return AIOKafkaConsumer(
             bootstrap_servers=self.bootstrap,
             client_id=self.client_id,
             group_id=group or None,
             enable_auto_commit=False,
             auto_offset_reset="earliest",
-            fetch_max_wait_ms=_ms(FETCH_WAIT_S),
+            fetch_max_wait_ms=_ms(fetch_wait_s),
             max_partition_fetch_bytes=BATCH_BYTES_MAX,
             request_timeout_ms=_ms(REQUEST_TIMEOUT_S),
             session_timeout_ms=_ms(session_s),

@@ -82,7 +82,7 @@ class LoneWorker(_Worker[M]):
     """
 
     def _consumer(self) -> AIOKafkaConsumer:
-        return self._link.consumer(group=self.group)
+        return self._link.consumer(group=self.group, fetch_wait_s=self.topic.fetch_wait_s)
 
     async def _begin(self, consumer: AIOKafkaConsumer) -> None:
         ours = tuple(range(await self._link.partitions(self.topic, self.site)))
@@ -142,7 +142,7 @@ class SharedWorker(_Worker[M]):
         return partition in self._next and self._gate.is_open(partition)
 
     def _consumer(self) -> AIOKafkaConsumer:
-        return self._link.consumer(group=self.group, session_s=self._session_s)
+        return self._link.consumer(group=self.group, session_s=self._session_s, fetch_wait_s=self.topic.fetch_wait_s)
 
     async def _begin(self, consumer: AIOKafkaConsumer) -> None:
         self._given = None

@@ -11,7 +11,7 @@ import xxhash
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tokenfleet.core import records
+from tokenfleet.core import accounts, deadletters, records
 from tokenfleet.core.errors import SetupError
 
 M_co = TypeVar("M_co", bound=Struct, covariant=True)
@@ -30,6 +30,9 @@ class Topic(Struct, Generic[M_co], frozen=True, kw_only=True):
     `topic` are partition 0, the others hash that id (`partition_of`). `partitions` is the default count. `retention_s`
     is how long records are kept; a compacted topic keeps the last record of each key and forgets older ones after
     that time. A per-site topic is named `tokenfleet.<site>.<name>.v<version>`, another `tokenfleet.<name>.v<version>`.
+
+    `fetch_wait_s` is how long a reader's question may wait at a broker for a record. Kafka answers at the first; the
+    embedded broker looks only now and then, so there it is the delay of a record, and a broker's load.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Topic(Struct, Generic[M_co], frozen=True, kw_only=True):
     compacted: bool = False
     per_site: bool = True
     version: int = 1
+    fetch_wait_s: float = 0.5
 
     def at(self, site: str = "") -> str:
         """The topic's full name at `site`; the site is ignored for topics across sites.
@@ -61,6 +65,7 @@ TELEMETRY = Topic[records.AgentClaim | records.TelemetryEnvelope](
     partitions=4,
     retention_s=0.5 * HOUR_S,
     description="Heartbeats of all instances that one agent watches, one envelope a period.",
+    fetch_wait_s=0.1,
 )
 KVCACHE = Topic[records.KvDelta | records.KvSnapshot](
     name="kvcache",
@@ -69,6 +74,7 @@ KVCACHE = Topic[records.KvDelta | records.KvSnapshot](
     partitions=4,
     retention_s=120.0,  # twice the snapshot period: what is older is in a snapshot
     description="Canonical block keys stored and removed by one instance, and periodic snapshots in parts.",
+    fetch_wait_s=0.1,
 )
 CAPACITY = Topic[records.CapacityShard](
     name="capacity",
@@ -78,6 +84,7 @@ CAPACITY = Topic[records.CapacityShard](
     retention_s=60.0,
     compacted=True,
     description="One message per shard with all its rows, every 100 ms, changed or not.",
+    fetch_wait_s=0.1,
 )
 PLACEMENTS = Topic[records.PlacementEnvelope](
     name="placements",
@@ -86,6 +93,7 @@ PLACEMENTS = Topic[records.PlacementEnvelope](
     partitions=4,
     retention_s=0.5 * HOUR_S,
     description="Changes of the ledger: placed, first_token, progress, ended.",
+    fetch_wait_s=0.1,
 )
 DECISIONS = Topic[records.DecisionEnvelope](
     name="decisions",
@@ -136,26 +144,26 @@ POLICY = Topic[records.PolicyRevision](
     per_site=False,
     description="Policy files under their revision; the greatest is in force.",
 )
-GOODPUT = Topic[records.GoodputPartial](
+GOODPUT = Topic[accounts.GoodputPartial](
     name="goodput",
-    messages=(records.GoodputPartial,),
+    messages=(accounts.GoodputPartial,),
     partition_by="site",
     retention_s=7 * DAY_S,
     per_site=False,
     description="Partial sums of goodput with their partition's watermark; readers add up.",
 )
-FEEDBACK = Topic[records.Feedback](
+FEEDBACK = Topic[accounts.Feedback](
     name="feedback",
-    messages=(records.Feedback,),
+    messages=(accounts.Feedback,),
     partition_by="topic",
     retention_s=DAY_S,
     compacted=True,
     per_site=False,
     description="Calibration revisions learned from outcomes.",
 )
-DEADLETTER = Topic[records.DeadLetter](
+DEADLETTER = Topic[deadletters.DeadLetter](
     name="deadletter",
-    messages=(records.DeadLetter,),
+    messages=(deadletters.DeadLetter,),
     partition_by="topic",
     retention_s=7 * DAY_S,
     per_site=False,

@@ -91,9 +91,9 @@ class Candidate(Struct, frozen=True, kw_only=True):
 class SiteOption(Struct, frozen=True, kw_only=True):
     """One site that FleetMind looked at: its cost in money, or why it was refused (empty: eligible).
 
-    `cost` = `latency_cost` + `gpu_cost` + `egress_cost`. `latency_cost` prices network + wait + work (with its factor) +
-    crowding of running decodes + the TPOT excess, all in seconds, at the class's money per second. `stale`: its summary
-    is old enough to be used only when no fresher site passes.
+    `cost` = `latency_cost` + `gpu_cost` + `egress_cost`. `latency_cost` prices network + wait + work (with its factor)
+    + crowding of running decodes + the TPOT excess, all in seconds, at the class's money per second. `stale`: its
+    summary is old enough to be used only when no fresher site passes.
     """
 
     site: str

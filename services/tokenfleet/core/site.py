@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
+from tokenfleet.core.accounts import Feedback, PoolCalibration
 from tokenfleet.core.capacity import CapacityTable, InstanceRow, liveness
 from tokenfleet.core.correction import Corrections
 from tokenfleet.core.decision import Decision, Request
@@ -27,7 +28,6 @@ from tokenfleet.core.records import (
     CapacityShard,
     Control,
     Entry,
-    Feedback,
     KvDelta,
     KvSnapshot,
     KvState,
@@ -35,7 +35,6 @@ from tokenfleet.core.records import (
     PlacementEnvelope,
     PlacementEvent,
     PolicyRevision,
-    PoolCalibration,
     SiteSummary,
     SketchChunk,
 )

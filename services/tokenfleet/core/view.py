@@ -7,7 +7,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from tokenfleet.core.records import Coefficients, KvState, PoolCalibration, SiteSummary
+from tokenfleet.core.accounts import Coefficients, PoolCalibration
+from tokenfleet.core.records import KvState, SiteSummary
 
 Availability = Literal["ready", "starting", "draining", "sleeping", "quarantined", "out"]
 

@@ -7,8 +7,8 @@ from tokenfleet.adapters.clock import wall_s
 from tokenfleet.adapters.kafka import Kafka
 from tokenfleet.adapters.kafka_reading import Record, ago
 from tokenfleet.adapters.topics import DEADLETTER
+from tokenfleet.core.deadletters import DeadLetter
 from tokenfleet.core.errors import SetupError
-from tokenfleet.core.records import DeadLetter
 
 WAIT_MAX_S = 5.0
 SLACK_S = 5.0  # read from a little earlier; the letters' own labels decide

@@ -28,8 +28,9 @@ from tokenfleet.adapters.safe_text import day_of
 from tokenfleet.adapters.settings import AuditSettings
 from tokenfleet.adapters.status import Status
 from tokenfleet.adapters.topics import DECISIONS, GOODPUT, OUTCOMES
+from tokenfleet.core.accounts import GoodputPartial
 from tokenfleet.core.errors import SetupError
-from tokenfleet.core.records import DecisionEnvelope, GoodputPartial, OutcomeEnvelope
+from tokenfleet.core.records import DecisionEnvelope, OutcomeEnvelope
 
 GROUP: Final = "audit"
 RETRY_FIRST_S: Final = 0.1

@@ -25,6 +25,7 @@ from tokenfleet.adapters.running import EXIT_SETUP, set_up_logging, watched
 from tokenfleet.adapters.settings import GoodputSettings, load_settings
 from tokenfleet.adapters.status import Status
 from tokenfleet.adapters.topics import FEEDBACK, GOODPUT, OUTCOMES, POLICY, SUMMARY
+from tokenfleet.core.accounts import Feedback, GoodputPartial, GoodputRow
 from tokenfleet.core.errors import BadRecordError, PolicyError, SetupError
 from tokenfleet.core.goodput.cost import PoolCost
 from tokenfleet.core.goodput.event_time import OFFSET_WINDOW_S
@@ -32,7 +33,7 @@ from tokenfleet.core.goodput.lessons import Lessons
 from tokenfleet.core.goodput.partition import PartitionGoodput
 from tokenfleet.core.goodput.table import GoodputTable
 from tokenfleet.core.policy import GoodputPolicy, Policy, parse_policy
-from tokenfleet.core.records import Feedback, GoodputPartial, GoodputRow, OutcomeEnvelope, PolicyRevision, SiteSummary
+from tokenfleet.core.records import OutcomeEnvelope, PolicyRevision, SiteSummary
 
 PUBLISH_EVERY_S = 1.0
 FEEDBACK_FIRST_S = 60.0  # so long decisions get a revision with each publication: the priors are wrong at first

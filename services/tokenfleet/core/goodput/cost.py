@@ -8,8 +8,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from tokenfleet.core.accounts import GoodputRow
 from tokenfleet.core.goodput.rows import RowKey, key_of
-from tokenfleet.core.records import GoodputRow, SiteSummary
+from tokenfleet.core.records import SiteSummary
 
 GAP_MAX_S = 10.0  # a summary comes every 0.5 s; what a longer silence cost is unknown and isn't made up
 HOUR_S = 3600.0

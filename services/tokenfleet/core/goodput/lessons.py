@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable
 
+from tokenfleet.core.accounts import Feedback
 from tokenfleet.core.policy import Policy
 from tokenfleet.core.predict.learn import PoolLearner
 from tokenfleet.core.predict.output import OutputLearner
 from tokenfleet.core.predict.sample import sample_of
-from tokenfleet.core.records import Feedback, OutcomeEvent
+from tokenfleet.core.records import OutcomeEvent
 
 POOLS_MAX = 1024  # bounds the feedback message; pools past it keep the policy's priors
 

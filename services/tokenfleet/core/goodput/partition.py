@@ -8,11 +8,12 @@ import heapq
 import math
 from collections.abc import Iterable
 
+from tokenfleet.core.accounts import GoodputPartial, GoodputRow
 from tokenfleet.core.goodput.event_time import LogClock, Watermark
 from tokenfleet.core.goodput.request import Heard, LogicalRequest
 from tokenfleet.core.goodput.rows import Rows
 from tokenfleet.core.policy import Policy
-from tokenfleet.core.records import GoodputPartial, GoodputRow, OutcomeEnvelope, OutcomeEvent
+from tokenfleet.core.records import OutcomeEnvelope, OutcomeEvent
 
 REQUESTS_MAX = 2_000_000  # bounds memory at some 2 GiB; past it the requests next to be forgotten go early
 ROWS_A_PARTIAL = 500  # keeps a record below what a topic takes, even with names of 256 bytes each

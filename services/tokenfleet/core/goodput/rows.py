@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from tokenfleet.core.accounts import GoodputRow
 from tokenfleet.core.goodput.request import Posting
-from tokenfleet.core.records import GoodputRow
 
 
 class RowKey(NamedTuple):

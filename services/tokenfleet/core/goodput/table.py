@@ -6,10 +6,10 @@ from typing import Literal
 
 from msgspec import Struct, structs
 
+from tokenfleet.core.accounts import GoodputPartial, GoodputRow
 from tokenfleet.core.goodput.cost import cost_per_million, is_cost
 from tokenfleet.core.goodput.judge import NO_SLO
 from tokenfleet.core.goodput.rows import RowKey, key_of
-from tokenfleet.core.records import GoodputPartial, GoodputRow
 
 KEPT_S = 3600.0  # of event time behind the newest row
 

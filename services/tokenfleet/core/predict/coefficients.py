@@ -7,7 +7,7 @@ Recursive least squares with forgetting on *relative* errors: theta multiplies t
 import numpy as np
 import numpy.typing as npt
 
-from tokenfleet.core.records import Coefficients
+from tokenfleet.core.accounts import Coefficients
 
 FORGETTING = 0.999
 RESIDUAL_MAX = 3.0  # relative; one stalled request must not move the model

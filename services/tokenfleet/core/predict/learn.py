@@ -2,12 +2,13 @@
 
 from collections import OrderedDict
 
+from tokenfleet.core.accounts import PoolCalibration
 from tokenfleet.core.policy import Model, TokenPilotPolicy
 from tokenfleet.core.predict.coefficients import CoefficientLearner
 from tokenfleet.core.predict.margin import HitChance, Margin
 from tokenfleet.core.predict.sample import FirstTokens, Sample
 from tokenfleet.core.predict.work import decode_iteration_s, prefill_iterations, prior_coefficients, uncached_tokens
-from tokenfleet.core.records import PlacedOn, PoolCalibration
+from tokenfleet.core.records import PlacedOn
 
 BIAS_STEP = 0.02  # moves the bias by 1/50 of what a prediction was off
 BIAS_OFF_MAX = 1.0  # share of its prediction that one outcome may count as off

@@ -7,9 +7,9 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import TypeVar
 
+from tokenfleet.core.accounts import OutputEstimate
 from tokenfleet.core.policy import Model
 from tokenfleet.core.predict.lengths import Lengths
-from tokenfleet.core.records import OutputEstimate
 
 SHRINK_SAMPLES = 50.0  # an estimate of n samples weighs n / (n + 50) against the wider one
 PRIOR_Q90_RATIO = 2.5  # q90 / q50 of the recorded chat and code traces lies between 2 and 3

@@ -1,7 +1,7 @@
 """Rate: how many prompt tokens a second does an instance compute when nothing else runs?"""
 
+from tokenfleet.core.accounts import Coefficients
 from tokenfleet.core.predict.work import prefill_work_s
-from tokenfleet.core.records import Coefficients
 
 
 def prefill_tokens_per_s(coefficients: Coefficients, *, budget_tokens: int) -> float:

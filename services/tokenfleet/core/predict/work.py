@@ -2,8 +2,8 @@
 
 import math
 
+from tokenfleet.core.accounts import Coefficients
 from tokenfleet.core.policy import Model
-from tokenfleet.core.records import Coefficients
 
 COMPUTED_TOKENS_MIN = 16  # an engine recomputes at least its last block, also of a prompt that is wholly cached
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from tokenfleet.core.accounts import PoolCalibration
 from tokenfleet.core.decision import Candidate, Request
 from tokenfleet.core.policy import Policy, TokenPilotPolicy
 from tokenfleet.core.predict.work import prefill_work_s, uncached_tokens
-from tokenfleet.core.records import PoolCalibration
 from tokenfleet.core.tokenpilot.known import known, upper_quartile
 from tokenfleet.core.view import InstanceView, PoolView
 
