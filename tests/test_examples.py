@@ -9,7 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -133,7 +133,7 @@ class FlakyScheduler(scheduler_pb2_grpc.SchedulerServicer):
 
 
 @asynccontextmanager
-async def flaky_gateway() -> AsyncIterator[tuple[FlakyScheduler, str]]:
+async def flaky_gateway() -> AsyncGenerator[tuple[FlakyScheduler, str]]:
     scheduler, listen = FlakyScheduler(), f"127.0.0.1:{free_port()}"
     generated: Any = scheduler_pb2_grpc  # without types
 
@@ -222,9 +222,15 @@ async def test_the_consumer_goes_on_after_a_record_that_breaks_its_schema(
     topic = DECISIONS.at(site)
     golden = (ROOT / "schemas" / "golden" / "decisions.decisions.msgpack").read_bytes()
     await apply(kafka.bootstrap, [site])
-    async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap) as producer:
+    producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap)
+    await producer.start()
+    try:
         for value in (golden, b"\xc1", golden):
-            await producer.send_and_wait(topic, value, partition=0, headers=[("tf-schema", b"decisions/1")])
+            batch = producer.create_batch()
+            batch.append(timestamp=None, key=b"0", value=value, headers=[("tf-schema", b"decisions/1")])
+            await (await producer.send_batch(batch, topic, partition=0))
+    finally:
+        await producer.stop()
     code, said = await in_thread(
         stranger, "consumer", "consumer.py", "--kafka", kafka.bootstrap, "--from-beginning", "--for", "6"
     )
@@ -279,7 +285,7 @@ def found(pattern: str, text: str) -> str:
 
 
 @asynccontextmanager
-async def running_fleet(folder: Path) -> AsyncIterator[Endpoints]:
+async def running_fleet(folder: Path) -> AsyncGenerator[Endpoints]:
     """`tokenfleet up` without load on ports of its own, when site a knows where to send a request."""
     log = folder / "up.log"
     command = [sys.executable, "-m", "tokenfleet.cli", "up", "--no-load", "--state-dir", str(folder / "state")]

@@ -8,12 +8,14 @@ record that breaks its schema is named and passed over; fields that the schema d
 
 import argparse
 import asyncio
+import contextlib
 import signal
 import sys
 import time
 from pathlib import Path
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
 from contract import Channel, RefusedError, channels
@@ -25,40 +27,45 @@ PRINT_PERIOD_S = 1.0
 POLL_MS = 200
 
 
-async def follow(kafka: str, known: dict[str, Channel], *, from_beginning: bool, until_s: float) -> Counts:
+async def follow(
+    kafka: str, known: dict[str, Channel], counts: Counts, *, from_beginning: bool, until_s: float
+) -> None:
     """Counts until the monotonic time `until_s` or a signal. Reads every partition itself, without a group."""
-    counts = Counts()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    partitions = await partitions_of(kafka, known)
+    if not partitions:
+        sys.exit(f"no topic of {', '.join(known)} there: is this TokenFleet's Kafka?")
     async with AIOKafkaConsumer(bootstrap_servers=kafka, enable_auto_commit=False) as consumer:
-        owners = await assign(consumer, known)
+        consumer.assign(set(partitions))
         await (consumer.seek_to_beginning() if from_beginning else consumer.seek_to_end())
-        print(f"following {len(consumer.assignment())} partitions of {', '.join(owners)}", flush=True)
+        print(f"following {len(partitions)} partitions", flush=True)
         printed_s = 0.0
         while not stop.is_set() and time.monotonic() < until_s:
             for partition, records in (await consumer.getmany(timeout_ms=POLL_MS)).items():
                 for record in records:
-                    take(record, known[owners[partition.topic]], counts)
+                    take(record, partitions[partition], counts)
             if time.monotonic() - printed_s >= PRINT_PERIOD_S:
                 printed_s = time.monotonic()
                 print(counts.line(), flush=True)
-    return counts
 
 
-async def assign(consumer: AIOKafkaConsumer, known: dict[str, Channel]) -> dict[str, str]:
-    """Take all partitions of all topics of the channels; the channel's name by topic."""
-    owners: dict[str, str] = {}
-    partitions: list[TopicPartition] = []
-    for topic in sorted(await consumer.topics()):
-        for channel in known.values():
-            if channel.owns(topic):
-                owners[topic] = channel.name
-                partitions += [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic) or ()]
-    if not partitions:
-        sys.exit(f"no topic of {', '.join(known)} there: is this TokenFleet's Kafka?")
-    consumer.assign(partitions)
-    return owners
+async def partitions_of(kafka: str, known: dict[str, Channel]) -> dict[TopicPartition, Channel]:
+    """All partitions of all topics of the channels that are there now."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
+    await admin.start()
+    try:
+        topics = await admin.describe_topics()
+    finally:
+        await admin.close()
+    return {
+        TopicPartition(topic["topic"], partition["partition"]): channel
+        for channel in known.values()
+        for topic in topics
+        if channel.owns(topic["topic"])
+        for partition in topic["partitions"]
+    }
 
 
 def take(record, channel: Channel, counts: Counts) -> None:
@@ -77,9 +84,10 @@ def main() -> int:
     parser.add_argument("--from-beginning", action="store_true", help="all that the topics still hold")
     asked = parser.parse_args()
     known = channels(asked.schemas, NAMES)
-    until_s = time.monotonic() + asked.for_s
+    counts, until_s = Counts(), time.monotonic() + asked.for_s
     try:
-        counts = asyncio.run(follow(asked.kafka, known, from_beginning=asked.from_beginning, until_s=until_s))
+        with contextlib.suppress(asyncio.CancelledError):  # aiokafka's stop() can raise one that nobody asked for
+            asyncio.run(follow(asked.kafka, known, counts, from_beginning=asked.from_beginning, until_s=until_s))
     except KafkaError as error:
         sys.exit(f"{asked.kafka}: {error}")
     print(f"total: {counts.line()}")
