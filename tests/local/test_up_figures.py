@@ -1,0 +1,218 @@
+"""Where the figures of `up` come from: pages of counters, books of the load, /proc."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.postgres_server import execute
+from tokenfleet.adapters.postgres import Postgres, migrate
+from tokenfleet.client.gateway import Answer
+from tokenfleet.local.books_check import Books, find, read_books
+from tokenfleet.local.live_rows import live_rows
+from tokenfleet.local.load_books import LoadBooks
+from tokenfleet.local.load_stats import read_stats
+from tokenfleet.local.metrics import FleetMetrics, parse, quantile
+from tokenfleet.local.run_rows import run_rows
+from tokenfleet.local.usage import usage_of
+from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2
+
+PAGE = b"""# HELP tokenfleet_decisions_total Decisions answered
+# TYPE tokenfleet_decisions_total counter
+tokenfleet_decisions_total{mode="fresh",verdict="admit"} 7.0
+tokenfleet_decisions_total{mode="stale",verdict="admit"} 2.0
+tokenfleet_kv_blocks_indexed 12.0
+python_gc_objects_collected_total{generation="0"} 99.0
+"""
+
+
+# --- pages ---
+
+
+def test_a_page_gives_tokenfleets_own_samples() -> None:
+    samples = dict(parse(PAGE))
+    assert samples[("tokenfleet_kv_blocks_indexed", ())] == 12.0
+    assert samples[("tokenfleet_decisions_total", (("mode", "stale"), ("verdict", "admit")))] == 2.0
+    assert len(samples) == 3
+
+
+def test_what_a_killed_process_had_counted_is_kept() -> None:
+    metrics = FleetMetrics({"d": 0})
+    for page in (b"tokenfleet_x_total 5\n", b"tokenfleet_x_total 9\n", b"tokenfleet_x_total 2\n"):
+        metrics.take("d", page)
+    assert sum(metrics.counted("tokenfleet_x_total", "d").values()) == 11.0
+    metrics.take("d", b"tokenfleet_x_total 3\n")
+    assert sum(metrics.counted("tokenfleet_x_total", "d").values()) == 12.0
+
+
+def test_a_gauge_that_falls_is_no_new_life() -> None:
+    metrics = FleetMetrics({"d": 0})
+    metrics.take("d", b"tokenfleet_x_total 5\ntokenfleet_g 8\n")
+    metrics.take("d", b"tokenfleet_x_total 5\ntokenfleet_g 1\n")
+    assert sum(metrics.counted("tokenfleet_x_total", "d").values()) == 5.0
+    assert metrics.gauge("tokenfleet_g", "d") == 1.0
+    assert metrics.gauge("tokenfleet_g", "e") is None
+
+
+def test_counters_are_chosen_by_label() -> None:
+    metrics = FleetMetrics({"d": 0})
+    metrics.take("d", PAGE)
+    assert sum(metrics.counted("tokenfleet_decisions_total", "d", mode="fresh").values()) == 7.0
+    assert sum(metrics.counted("tokenfleet_decisions_total", "d").values()) == 9.0
+
+
+def test_histograms_of_several_processes_add_up() -> None:
+    metrics = FleetMetrics({"d": 0, "e": 0})
+    for process in ("d", "e"):
+        metrics.take(process, b'tokenfleet_h_bucket{le="0.1"} 1\ntokenfleet_h_bucket{le="+Inf"} 2\n')
+    assert metrics.histogram("tokenfleet_h", ["d", "e"]) == {0.1: 2.0, float("inf"): 4.0}
+
+
+@pytest.mark.parametrize(
+    ("share", "value"),
+    [(0.25, 0.05), (0.5, 0.1), (0.75, 0.15), (0.9, 0.2)],
+)
+def test_quantiles_are_linear_within_a_bucket_and_end_at_the_last_bound(share: float, value: float) -> None:
+    assert quantile({0.1: 4.0, 0.2: 8.0, float("inf"): 8.0}, min(share, 1.0)) == pytest.approx(
+        value if share < 0.9 else 0.18
+    )
+    assert quantile({0.1: 1.0, float("inf"): 10.0}, 0.9) == 0.1
+
+
+def test_a_histogram_of_nothing_has_no_quantile() -> None:
+    assert quantile({}, 0.5) is None
+    assert quantile({0.1: 0.0, float("inf"): 0.0}, 0.5) is None
+
+
+# --- books ---
+
+
+def answer(*decisions: decision_pb2.Decision) -> Answer:
+    return Answer(decision=decisions[-1], trail=decisions, gateways=("127.0.0.1:1",))
+
+
+def test_the_books_hold_each_decision_and_each_acknowledged_event_once(tmp_path: Path) -> None:
+    redirect = decision_pb2.Decision(id="d1", request="r", verdict=decision_pb2.VERDICT_REDIRECT)
+    admit = decision_pb2.Decision(id="d2", request="r", verdict=decision_pb2.VERDICT_ADMIT)
+    reject = decision_pb2.Decision(id="d3", request="s", attempt=1, verdict=decision_pb2.VERDICT_REJECT)
+    progress = outcomes_pb2.OutcomeEvent(request="r", kind=outcomes_pb2.OUTCOME_KIND_PROGRESS)
+    with LoadBooks(tmp_path) as books:
+        books.answered(answer(redirect, admit), now_s=10.0)
+        books.answered(answer(reject), now_s=13.0)
+        books.acknowledged(progress)
+        books.acknowledged(progress)
+        books.save(open_requests=4, reports_lost=0)
+    assert read_books(tmp_path) == Books(
+        decisions=frozenset({"d1", "d2", "d3"}),
+        outcomes=frozenset({("s", 1, "rejected"), ("r", 0, "progress")}),
+    )
+    stats = read_stats(tmp_path)
+    assert stats is not None
+    assert (stats.answered, stats.admitted, stats.open, stats.longest_gap_s) == (2, 1, 4, 3.0)
+
+
+def test_a_line_cut_short_by_a_kill_counts_for_nothing(tmp_path: Path) -> None:
+    (tmp_path / "answered.tsv").write_text("decision\td1\noutcome\tr\t0\tstarted\noutcome\tr\t0\tfin")
+    assert read_books(tmp_path) == Books(decisions=frozenset({"d1"}), outcomes=frozenset({("r", 0, "started")}))
+
+
+def test_no_books_are_empty_books(tmp_path: Path) -> None:
+    assert read_books(tmp_path) == Books(decisions=frozenset(), outcomes=frozenset())
+    assert read_stats(tmp_path) is None
+
+
+# --- rows ---
+
+
+async def add_decision(dsn: str, id: str, *, request: str = "run-1", verdict: str = "admit", site: str = "b") -> None:
+    await execute(
+        dsn,
+        f"""insert into decisions (day, id, request, attempt, tenant, model, request_class, verdict, reason, mode,
+            origin, site, pool, target, replica, policy_revision, at, body)
+        values (current_date, '{id}', '{request}', 0, 't', 'm', 'chat', '{verdict}', '', 'fresh', 'a',
+            '{site}', 'm@{site}', '', '{site}/0', 1, now(), '{{}}')""",
+    )
+
+
+async def add_outcome(dsn: str, kind: str, *, request: str = "run-1", ttft_s: float = 0.5) -> None:
+    await execute(
+        dsn,
+        f"""insert into outcomes (day, request, attempt, kind, at_origin, decision, tenant, model, request_class,
+            origin, site, pool, instance, replica, at, body)
+        values (current_date, '{request}', 0, '{kind}', false, 'd', 't', 'm', 'chat', 'a',
+            'b', 'm@b', 'i', '0', now(), '{{"ttft_s": {ttft_s}}}')""",
+    )
+
+
+async def add_goodput(
+    dsn: str, *, request_class: str = "chat", tokens: int = 0, met: int = 0, cost: float = 0.0
+) -> None:
+    await execute(
+        dsn,
+        f"""insert into goodput (width_s, start_s, request_class, tenant, pool, cluster, site, partition, version,
+            goodput_tokens, output_tokens, waste_tokens, prefill_waste_tokens, unknown_tokens_requests, met, missed,
+            rejected, excluded, met_arrived, offered_arrived, late_dropped, gpu_seconds, cost)
+        values (10, floor(extract(epoch from now()) / 10) * 10, '{request_class}', 't', 'm@b', 'k', 'fleet', 0, 1,
+            {tokens}, {tokens}, 0, 0, 0, {met}, 1, 2, 0, 0, 0, 0, 1.0, {cost})""",
+    )
+
+
+@pytest.mark.integration
+async def test_what_has_no_row_is_lost_by_name_and_other_runs_do_not_count(database: str) -> None:
+    await migrate(database)
+    await add_decision(database, "d1")
+    await add_decision(database, "other", request="another-1")
+    await add_outcome(database, "started")
+    await add_outcome(database, "finished")
+    books = Books(
+        decisions=frozenset({"d1", "d2"}),
+        outcomes=frozenset({("run-1", 0, "started"), ("run-1", 0, "finished"), ("run-1", 1, "finished")}),
+    )
+    async with Postgres(database) as postgres:
+        found = await find(postgres, books, run="run", since_wall_s=time.time() - 60.0)
+        later = await find(postgres, books, run="run", since_wall_s=time.time() + 60.0)
+    assert set(found.missing) == {"d2", "run-1 1 finished"}
+    assert (found.decisions, found.outcomes, found.ended) == (1, 2, 1)
+    assert (len(later.missing), later.decisions) == (5, 0)
+
+
+@pytest.mark.integration
+async def test_the_figures_of_a_run_are_those_of_its_rows(database: str) -> None:
+    await migrate(database)
+    since_s = time.time() - 5.0
+    await add_decision(database, "d1", verdict="redirect", site="c")
+    await add_decision(database, "d2", site="c")
+    await add_outcome(database, "first_token", ttft_s=0.25)
+    await add_goodput(database, tokens=400, met=3)
+    await add_goodput(database, request_class="", cost=0.002)
+    async with Postgres(database) as postgres:
+        rows = await run_rows(postgres, run="run", since_wall_s=since_s)
+        live = await live_rows(postgres, since_wall_s=since_s)
+    assert (rows.count("admit"), rows.count("redirect"), rows.count("reject")) == (1, 1, 0)
+    assert rows.verdicts["admit", "c"] == 1
+    assert rows.ttft_s == {"chat": (0.25, 0.25)}
+    assert rows.sums["chat"].attainment_admitted == 0.75
+    assert rows.sums["chat"].attainment_offered == 0.5
+    assert rows.cost_per_million_goodput_tokens == pytest.approx(0.002 / 400 * 1e6)
+    here = {(row.site, row.model): row for row in live}
+    assert (here["c", "m"].admitted, here["c", "m"].redirected) == (1, 1)
+    assert here["b", "m"].ttft_p50_s == 0.25
+    assert here["b", "m"].attainment == 0.75
+
+
+# --- memory ---
+
+
+def test_a_process_counts_with_what_it_started_itself() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+        try:
+            apart = usage_of({"us": os.getpid(), "child": child.pid})
+            together = usage_of({"us": os.getpid()})
+        finally:
+            child.kill()
+    assert apart["child"].rss_bytes > 1_000_000
+    assert together["us"].rss_bytes > apart["us"].rss_bytes
+    assert usage_of({"gone": child.pid}) == {}
