@@ -2,7 +2,7 @@
 
 Broker and PostgreSQL start side by side, then topics and migrations. The imports of all processes are 15 s of processor
 time, so those that a first decision needs come first: one decide replica a site, engines, agent, capacity. The other
-replicas, goodput and audit follow when requests are answered; what is decided meanwhile waits for them in Kafka.
+replicas, goodput and audit follow one by one when requests are answered; what was decided waits for them in Kafka.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 BROKER, POSTGRES, LOAD = "broker", "postgres", "load"
 SERVING_WAIT_MAX_S = 120.0  # a machine under heavy load
+ONE_BY_ONE_MAX_S = 5.0
 ASK_AGAIN_S = 0.2
 APPLY_AGAIN_MAX = 5  # clients of a restarted broker make up topics while they are being corrected
 
@@ -51,8 +52,15 @@ class Parts:
             tasks.create_task(self._start_broker_and(first))
 
     async def start_rest(self) -> None:
+        """One after the other: six imports at once would starve the replicas that answer already."""
         for program in programs.needed_later(self._layout, self._configs):
             await self._supervisor.start(program)
+            try:
+                async with asyncio.timeout(ONE_BY_ONE_MAX_S):
+                    while not await healthy(self._layout.status_ports[program.name]):
+                        await asyncio.sleep(ASK_AGAIN_S)
+            except TimeoutError:
+                continue
 
     async def until_serving(self) -> None:
         """Some decision replica of each ingress site is healthy. Raises SetupError when that takes too long."""

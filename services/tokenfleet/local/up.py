@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from tokenfleet.adapters.clock import monotonic_s, wall_s
 from tokenfleet.adapters.endpoints import Endpoints
@@ -149,8 +149,7 @@ async def _live(
         return
     summary.say(f"decisions are served after {monotonic_s() - run.began_s:.1f} s")
     run.load_began_s = monotonic_s()
-    await parts.start_rest()
-    await _unless(stopping, summary.show(for_s=options.for_s))
+    await _unless(stopping, asyncio.gather(parts.start_rest(), summary.show(for_s=options.for_s)))
 
 
 async def _end(
@@ -178,7 +177,7 @@ async def _end(
     print_report(report, json=options.json, say=summary.say)
 
 
-async def _unless(stopping: Stopping, work: Awaitable[None]) -> None:
+async def _unless(stopping: Stopping, work: Awaitable[object]) -> None:
     """Await `work`, or break it off when the end is asked for."""
     task = asyncio.ensure_future(work)
     try:
@@ -190,7 +189,7 @@ async def _unless(stopping: Stopping, work: Awaitable[None]) -> None:
         await task
 
 
-async def _first_of(task: "asyncio.Future[None]", other: Awaitable[object]) -> None:
+async def _first_of(task: "asyncio.Future[Any]", other: Awaitable[object]) -> None:
     waiting = asyncio.ensure_future(other)
     try:
         await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
