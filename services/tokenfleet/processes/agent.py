@@ -192,5 +192,9 @@ def _watched_alike(one: EngineSpec, other: EngineSpec) -> bool:
     return all(getattr(one, field) == getattr(other, field) for field in fields)
 
 
-if __name__ == "__main__":
+def main() -> None:
     run_process("agent", AgentSettings, run, runner=uvloop.run)
+
+
+if __name__ == "__main__":
+    main()

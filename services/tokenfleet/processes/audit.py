@@ -172,5 +172,9 @@ async def _drop_old(store: AuditStore, retention_days: int) -> None:
         await asyncio.sleep(DROP_EVERY_S)
 
 
-if __name__ == "__main__":
+def main() -> None:
     run_process("audit", AuditSettings, run, runner=uvloop.run)
+
+
+if __name__ == "__main__":
+    main()
