@@ -1,8 +1,10 @@
 """Up says in one line why it can't start, and knows when it must end."""
 
 import asyncio
+import shutil
 import signal
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from tests.ports import free_port
 from tokenfleet.local.child import Program
 from tokenfleet.local.children import Supervisor, lock
 from tokenfleet.local.options import UpOptions
+from tokenfleet.local.orphans import start_time_ticks
 from tokenfleet.local.stopping import Stopping
 from tokenfleet.local.up import run_up
 
@@ -48,7 +51,18 @@ def test_a_policy_without_the_fleets_models_ends_it_before_anything_starts(
     assert not (tmp_path / "state").exists()
 
 
-async def test_a_deleted_state_folder_asks_for_the_end(tmp_path: Path) -> None:
+async def test_children_end_as_usual_when_their_state_folder_is_gone(tmp_path: Path) -> None:
+    async with Supervisor(tmp_path / "state") as supervisor:
+        child = await supervisor.start(
+            Program(name="sleeper", command=lambda: [sys.executable, "-c", "import time; time.sleep(600)"])
+        )
+        pid = child.pid
+        shutil.rmtree(tmp_path / "state")
+    assert pid is not None
+    assert start_time_ticks(pid) is None
+
+
+async def test_a_replaced_lock_file_asks_for_the_end(tmp_path: Path) -> None:
     async with Supervisor(tmp_path / "state") as supervisor:
         stopping = Stopping(supervisor)
         watching = asyncio.create_task(stopping.watch(tmp_path / "state" / "lock"))
@@ -73,7 +87,7 @@ async def test_one_signal_asks_and_the_second_kills_at_once(tmp_path: Path) -> N
             stopping = Stopping(supervisor)
             with stopping.listening():
                 child = await supervisor.start(
-                    Program(name="stubborn", command=lambda: ["python3", "-c", stubborn], stop_budget_s=600.0)
+                    Program(name="stubborn", command=lambda: [sys.executable, "-c", stubborn], stop_budget_s=600.0)
                 )
                 while b"up" not in child.log_path.read_bytes():
                     await asyncio.sleep(0.02)

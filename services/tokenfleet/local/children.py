@@ -9,6 +9,7 @@ Four things together leave nothing behind, each for a death the others miss:
 """
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import threading
@@ -133,7 +134,10 @@ class Supervisor:
         return self._state_dir / "pids.json"
 
     def _record(self) -> None:
-        record(self._pids_path, [child.birth for child in self._children.values() if child.birth])
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # the state folder was deleted; nobody will look for a record there
+            record(self._pids_path, [child.birth for child in self._children.values() if child.birth])
 
 
 def restart_delay_s(restart: Restart, *, code: int, quick_ends: int) -> float | None:

@@ -20,6 +20,7 @@ class Stopping:
     def __init__(self, supervisor: Supervisor) -> None:
         self.asked = asyncio.Event()
         self.killed = False
+        self.lost = False  # the state folder is no longer ours
         self.why = ""
         self._supervisor = supervisor
         self._task = asyncio.current_task()
@@ -45,6 +46,7 @@ class Stopping:
         ours = _identity(lock_path)
         while _identity(lock_path) == ours:
             await asyncio.sleep(LOOK_AGAIN_S)
+        self.lost = True
         self.ask(f"{lock_path.parent} is no longer this fleet's: it was deleted or replaced; stopping")
 
     def _signalled(self, number: signal.Signals) -> None:

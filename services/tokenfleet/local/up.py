@@ -1,7 +1,7 @@
 """Up: a whole fleet on this machine, from nothing to decisions, until a signal or the end of its time.
 
 Standard output is for the one object of `--json`; all else goes to standard error. Exit codes: 0 ended as asked,
-1 something could not be started, 3 another fleet runs on the state folder.
+1 something could not be started or the state folder is gone, 3 another fleet runs on the state folder.
 """
 
 import asyncio
@@ -102,7 +102,9 @@ async def _up(options: UpOptions, began_s: float) -> int:
                 finally:
                     for task in beside:
                         task.cancel()
-    return EXIT_KILLED if stopping.killed else EXIT_OK
+    if stopping.killed:
+        return EXIT_KILLED
+    return EXIT_FAILED if stopping.lost else EXIT_OK
 
 
 def _planned(options: UpOptions) -> tuple[Fleet, Layout]:
