@@ -26,7 +26,7 @@ ENUM_PREFIXES: Final = {"verdict": "VERDICT_", "reason": "REASON_", "mode": "MOD
 REPORTED_KINDS: Final[dict[int, OutcomeKind]] = {
     number: cast(OutcomeKind, name.removeprefix("OUTCOME_KIND_").lower())
     for name, number in outcomes_pb2.OutcomeKind.items()
-    if number
+    if number not in (outcomes_pb2.OUTCOME_KIND_UNSPECIFIED, outcomes_pb2.OUTCOME_KIND_REJECTED)
 }
 
 

@@ -17,6 +17,7 @@ class OutcomeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OUTCOME_KIND_FAILED: _ClassVar[OutcomeKind]
     OUTCOME_KIND_CANCELLED: _ClassVar[OutcomeKind]
     OUTCOME_KIND_TIMED_OUT: _ClassVar[OutcomeKind]
+    OUTCOME_KIND_REJECTED: _ClassVar[OutcomeKind]
 OUTCOME_KIND_UNSPECIFIED: OutcomeKind
 OUTCOME_KIND_STARTED: OutcomeKind
 OUTCOME_KIND_FIRST_TOKEN: OutcomeKind
@@ -25,6 +26,7 @@ OUTCOME_KIND_FINISHED: OutcomeKind
 OUTCOME_KIND_FAILED: OutcomeKind
 OUTCOME_KIND_CANCELLED: OutcomeKind
 OUTCOME_KIND_TIMED_OUT: OutcomeKind
+OUTCOME_KIND_REJECTED: OutcomeKind
 
 class OutcomeEvent(_message.Message):
     __slots__ = ("request", "attempt", "kind", "decision", "tenant", "request_class", "model", "origin", "site", "instance", "elapsed_s", "attempt_s", "ttft_s", "tpot_s", "prompt_tokens", "cached_tokens", "output_tokens", "stop", "at_wall_s", "clock", "clock_s")
