@@ -12,6 +12,7 @@ import asyncpg
 import pytest
 
 from tests.ports import free_port
+from tokenfleet.core.errors import SetupError
 from tokenfleet.local import postgres
 from tokenfleet.local.child import Exit
 from tokenfleet.local.children import Supervisor
@@ -115,6 +116,7 @@ async def test_the_server_dies_with_a_parent_that_is_killed(tmp_path: Path) -> N
     parent_code = f"""
 import asyncio
 from pathlib import Path
+from tokenfleet.core.errors import SetupError
 from tokenfleet.local import postgres
 from tokenfleet.local.children import Supervisor
 
@@ -137,3 +139,8 @@ asyncio.run(main())
     async with Supervisor(tmp_path) as fleet:  # the next run takes the folder over
         await fleet.start(postgres.program(data_dir, port=port))
         await postgres.until_ready(postgres.dsn(port=port))
+
+
+async def test_a_server_that_does_not_answer_is_named_without_its_password() -> None:
+    with pytest.raises(SetupError, match=r"no PostgreSQL answers at postgres://me@127\.0\.0\.1:\d+/x: "):
+        await postgres.reachable(f"postgres://me:secret@127.0.0.1:{free_port()}/x")

@@ -6,8 +6,7 @@ replicas, goodput and audit follow one by one when requests are answered; what w
 """
 
 import asyncio
-import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 from tokenfleet.adapters.kafka_admin import Applied, apply
 from tokenfleet.adapters.postgres import migrate
@@ -20,8 +19,6 @@ from tokenfleet.local.fleet import Fleet
 from tokenfleet.local.http_get import NoAnswerError, get
 from tokenfleet.local.layout import HOST, Layout
 
-log = logging.getLogger(__name__)
-
 BROKER, POSTGRES, LOAD = "broker", "postgres", "load"
 SERVING_WAIT_MAX_S = 120.0  # a machine under heavy load
 ONE_BY_ONE_MAX_S = 5.0
@@ -32,11 +29,14 @@ APPLY_AGAIN_MAX = 5  # clients of a restarted broker make up topics while they a
 class Parts:
     """What runs. `start` returns when all processes are started, `until_serving` when requests can be answered."""
 
-    def __init__(self, fleet: Fleet, layout: Layout, configs: Configs, supervisor: Supervisor) -> None:
+    def __init__(
+        self, fleet: Fleet, layout: Layout, configs: Configs, supervisor: Supervisor, *, say: Callable[[str], None]
+    ) -> None:
         self._fleet = fleet
         self._layout = layout
         self._configs = configs
         self._supervisor = supervisor
+        self._say = say
         self._broker_ended = asyncio.Event()
 
     async def start(self, *, loaded: bool) -> None:
@@ -87,14 +87,16 @@ class Parts:
             try:
                 await broker.until_ready(port=port)
                 await self._apply_topics()
-                log.warning("the broker was restarted; its topics are there again, what they held is gone")
+                self._say("the broker was restarted; its topics are there again, what they held is gone")
             except (TimeoutError, SetupError) as error:
-                log.error("the broker was restarted, its topics could not be applied: %s", error)
+                self._say(f"the broker was restarted, its topics could not be applied: {error}")
                 self._broker_ended.set()
                 await asyncio.sleep(1.0)
 
     async def _start_database(self) -> None:
-        if (port := self._layout.postgres_port) is not None:
+        if (port := self._layout.postgres_port) is None:
+            await postgres.reachable(self._layout.postgres)
+        else:
             data_dir = self._configs.folder.parent / "postgres"
             await postgres.initialise(data_dir)
             await self._supervisor.start(

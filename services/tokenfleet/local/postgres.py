@@ -12,14 +12,17 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import asyncpg
 
+from tokenfleet.core.errors import SetupError
 from tokenfleet.local.broker import EmbeddedPartMissingError
 from tokenfleet.local.child import Program, Restart, tied_to_this_process
 from tokenfleet.local.nobody import become_nobody
 
 ASK_AGAIN_S = 0.05
+REACH_TIMEOUT_S = 5.0
 INITDB_WAIT_MAX_S = 120.0  # 0.8 to 1.3 s on a quiet machine
 VERSION_FILE = "PG_VERSION"
 
@@ -106,6 +109,25 @@ async def answers(address: str) -> bool:
         return await connection.fetchval("select 1") == 1
     finally:
         await connection.close()
+
+
+def without_password(address: str) -> str:
+    """The address as it may be shown."""
+    parts = urlsplit(address)
+    user, at, host = parts.netloc.rpartition("@")
+    return parts._replace(netloc=user.partition(":")[0] + at + host).geturl()
+
+
+async def reachable(address: str) -> None:
+    """Raises SetupError when no server answers there; what a server says to us is for the migrations to tell."""
+    try:
+        await (await asyncpg.connect(address, timeout=REACH_TIMEOUT_S)).close()
+    except (OSError, TimeoutError) as error:
+        raise SetupError(
+            f"no PostgreSQL answers at {without_password(address)}: {error}; start it, or leave out --postgres"
+        ) from error
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, ValueError):
+        return
 
 
 def forget_dead_postmaster(data_dir: Path) -> None:

@@ -18,6 +18,7 @@ from tokenfleet.local.layout import HOST, Layout
 from tokenfleet.local.live_rows import live_rows
 from tokenfleet.local.live_table import live_line, live_table
 from tokenfleet.local.metrics import FleetMetrics
+from tokenfleet.local.postgres import without_password
 from tokenfleet.local.run import Run
 from tokenfleet.local.usage import Usage, usage_of
 
@@ -61,7 +62,7 @@ class Summary:
         """Where everything listens."""
         layout = self._layout
         self.say(f"Kafka       {layout.kafka}")
-        self.say(f"PostgreSQL  {layout.postgres}")
+        self.say(f"PostgreSQL  {without_password(layout.postgres)}")
         for site, addresses in layout.gateways.items():
             self.say(
                 f"decide {site}    {', '.join(addresses)}  (gRPC: Scheduler, SLOMax, FleetMind, TokenPilot, Outcomes)"

@@ -6,6 +6,7 @@ Standard output is for the one object of `--json`; all else goes to standard err
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -42,6 +43,7 @@ __all__ = ["UpOptions", "run_up"]
 def run_up(options: UpOptions) -> int:
     """Run until the end; the exit code."""
     began_s = monotonic_s()
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # what matters of it, the adapters say
     try:
         return asyncio.run(_up(options, began_s))
     except StateInUseError as error:
@@ -85,8 +87,8 @@ async def _up(options: UpOptions, began_s: float) -> int:
                     fleet, layout, run=run.id, folder=run.folder, copies=options.copies, seed=options.seed
                 ),
             )
-            parts = Parts(fleet, layout, configs, supervisor)
             summary = Summary(layout, run, supervisor)
+            parts = Parts(fleet, layout, configs, supervisor, say=summary.say)
             listeners += [parts, summary]
             async with asyncio.TaskGroup() as tasks, summary:
                 beside = [
