@@ -1,10 +1,12 @@
 """Spool: nothing that was kept is lost by kill -9, the bound holds, and a full disk is counted, not raised."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -48,15 +50,27 @@ def test_what_is_kept_comes_back_in_order_and_gives_the_disk_back(tmp_path: Path
 
 def test_a_restart_sends_the_rest_and_counts_its_starts(tmp_path: Path) -> None:
     with Spool(tmp_path) as spool:
-        assert (spool.start_count, spool.recovered) == (1, 0)
+        first = spool.start_count
+        assert spool.recovered == 0
         for n in range(10):
             spool.append(placement(n))
     with Spool(tmp_path) as spool:
-        assert (spool.start_count, spool.recovered) == (2, 10)
+        assert (spool.start_count, spool.recovered) == (first + 1, 10)
         spool.append(placement(10))
         assert numbers(lanes(spool)["placements"]) == list(range(11))
     with Spool(tmp_path) as spool:
-        assert (spool.start_count, spool.recovered) == (3, 0)
+        assert (spool.start_count, spool.recovered) == (first + 2, 0)
+
+
+def test_a_lost_folder_does_not_begin_the_count_again(tmp_path: Path) -> None:
+    """Decision ids are made of it: the same ones twice would be one row in PostgreSQL."""
+    counts: list[int] = []
+    for _ in range(3):
+        with Spool(tmp_path / "spool") as spool:
+            counts.append(spool.start_count)
+        shutil.rmtree(tmp_path / "spool")
+        time.sleep(0.01)
+    assert counts == sorted(set(counts))
 
 
 def test_a_folder_has_one_owner(tmp_path: Path) -> None:

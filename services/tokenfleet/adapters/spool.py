@@ -11,6 +11,7 @@ from collections import deque
 from pathlib import Path
 from typing import Self
 
+from tokenfleet.adapters.clock import wall_s
 from tokenfleet.adapters.spool_segment import Segment, Spooled, frame_of
 from tokenfleet.core.errors import SetupError
 
@@ -102,8 +103,8 @@ class Lane:
 class Spool:
     """The lanes of one process in one folder, which it owns by a lock.
 
-    `start_count` grows by one with every start in this folder. `recovered` counts the records of former starts.
-    `disk_errors` counts appends that the disk refused; their records are in `lost`.
+    `start_count` grows with every start, also over the loss of the folder. `recovered` counts the records of former
+    starts. `disk_errors` counts appends that the disk refused; their records are in `lost`.
     """
 
     def __init__(self, folder: Path, *, bytes_max: int = BYTES_MAX, lanes: tuple[str, ...] = LANES) -> None:
@@ -189,11 +190,14 @@ def _locked(path: Path) -> int:
 
 
 def _counted(path: Path) -> int:
-    """One more than the number in the file, kept by rename; a file that can't be read counts as 0."""
+    """One more than the number in the file, kept by rename. Without a file that can be read, the Unix milliseconds:
+
+    ids made of it must not be those of a former folder, which was lost while Kafka and PostgreSQL kept its records.
+    """
     try:
         count = int(path.read_text()) + 1
     except (FileNotFoundError, ValueError):
-        count = 1
+        count = round(wall_s() * 1000)
     new = path.with_suffix(".new")
     new.write_text(str(count))
     new.replace(path)
