@@ -75,7 +75,7 @@ class ScriptedLink:
     async def begins(self, name: str, partitions: Iterable[int]) -> dict[int, int]:
         return dict.fromkeys(partitions, 0)
 
-    def consumer(self, *, group: str = "") -> AIOKafkaConsumer:
+    def consumer(self, *, group: str = "", fetch_wait_s: float = 0.1) -> AIOKafkaConsumer:
         self.consumers.append(ScriptedConsumer(self.log, self.faults))
         return cast(AIOKafkaConsumer, self.consumers[-1])
 
