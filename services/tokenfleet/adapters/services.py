@@ -76,8 +76,7 @@ class Desk:
 
     def decide(self, message: decision_pb2.Request, steps: Steps, *, dry_run: bool) -> Decision:
         """The decision on one call. A repeated call gets its first answer again."""
-        if not self._ready():
-            raise TableNotReadyError("the tables are still being read; ask again in a second")
+        self._refuse_unready()
         request = request_from_wire(message, site=self.site.name, dry_run=dry_run)
         began_s = monotonic_s()
         repeatable = not dry_run and steps is SCHEDULE
@@ -99,7 +98,11 @@ class Desk:
         return decision
 
     def report(self, message: outcomes_pb2.OutcomeEvent) -> None:
-        """Takes one outcome event: the ledger at once, the record by the outbox. Raises BadRequestError."""
+        """Takes one outcome event: the ledger at once, the record by the outbox.
+
+        Raises BadRequestError, TableNotReadyError: another replica, or this one in a second, can take it.
+        """
+        self._refuse_unready()
         reported = outcome_from_wire(message, site=self.site.name, received_wall_s=wall_s())
         now_s = monotonic_s()
         event, change = self.site.settled(reported, now_s=now_s)
@@ -107,6 +110,10 @@ class Desk:
             self._place(change, session="", now_s=now_s)
         self._tell(event)
         OUTCOMES_COUNTED.labels(event.kind).inc()
+
+    def _refuse_unready(self) -> None:
+        if not self._ready():
+            raise TableNotReadyError("the tables are still being read; ask again in a second")
 
     def _name(self, number: int) -> str:
         return f"{self.site.name}-{self.site.replica}-{self._start}-{number}"
