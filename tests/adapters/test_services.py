@@ -6,8 +6,8 @@ import pytest
 
 from tests.core.pools import POLICY
 from tokenfleet.adapters.services import Desk
+from tokenfleet.core.asked import SCHEDULE
 from tokenfleet.core.errors import TableNotReadyError
-from tokenfleet.core.schedule import SCHEDULE
 from tokenfleet.core.site import Site
 from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2
 
