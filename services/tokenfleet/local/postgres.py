@@ -23,6 +23,8 @@ from tokenfleet.local.nobody import become_nobody
 
 ASK_AGAIN_S = 0.05
 REACH_TIMEOUT_S = 5.0
+# Without its I/O workers and replication launcher: 33 MB instead of 51 at rest.
+LEAN = {"io_method": "sync", "max_logical_replication_workers": "0"}
 INITDB_WAIT_MAX_S = 120.0  # 0.8 to 1.3 s on a quiet machine
 VERSION_FILE = "PG_VERSION"
 
@@ -74,7 +76,7 @@ def program(data_dir: Path, *, port: int, name: str = "postgres", stop_wave: int
 def command(data_dir: Path, *, port: int, options: Mapping[str, str] | None = None) -> list[str]:
     """The argument list of the server in the foreground; `options` are settings of postgresql.conf."""
     forget_dead_postmaster(data_dir)
-    settings = {"shared_buffers": "32MB", "max_connections": "100", **(options or {})}
+    settings = {"shared_buffers": "32MB", "max_connections": "100", **LEAN, **(options or {})}
     return [
         *(str(binary("postgres")), "-D", str(data_dir), "-h", "127.0.0.1", "-p", str(port)),
         *("-k", ""),  # no socket outside the state folder
