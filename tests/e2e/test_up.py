@@ -107,6 +107,8 @@ def test_one_up_a_state_folder_and_a_signal_ends_all_of_it(tmp_path: Path) -> No
         assert (second.returncode, second.stdout) == (3, "")
         assert second.stderr.count("\n") == 1
         assert up.poll() is None
+        children = recorded(tmp_path / "state" / "pids.json")
+        assert {"broker", "postgres", "engines", "agent", "capacity"} <= {birth.name for birth in children}
         os.kill(up.pid, signal.SIGINT)
         assert up.wait(30.0) == 0
-    assert left_behind(tmp_path) == []
+    assert [birth.name for birth in children if runs(birth)] == []
