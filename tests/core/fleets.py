@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from tokenfleet.adapters.policy_file import load_policy
 from tokenfleet.core.asked import SCHEDULE, Decided, Ids, Steps
 from tokenfleet.core.decision import Decision, Request
-from tokenfleet.core.records import CapacityRow, CapacityShard, Control, Heartbeat, Order, OutcomeEvent
+from tokenfleet.core.records import CapacityRow, CapacityShard, Control, Heartbeat, Order, OutcomeEvent, SiteSummary
 from tokenfleet.core.schedule import decide
 from tokenfleet.core.site import Heard, Site
 from tokenfleet.core.summary import summarise
@@ -81,20 +81,27 @@ class Town:
         )
         self.site.heard(shard, Heard(now_s=self.now_s))
 
+    def changes(self, instance: str, **facts: Any) -> None:
+        """The instance is so from its next heartbeat on."""
+        self.beats = [replace(beat, **facts) if beat.instance == instance else beat for beat in self.beats]
+
+    def summary(self, n: int = 1) -> SiteSummary:
+        """What the site tells the others as of now."""
+        return summarise(
+            self.site.name,
+            self.site.pools(self.now_s),
+            self.site.policy,
+            cluster="kafka-1",
+            epoch=0,
+            n=n,
+            period_s=0.5,
+            gateways=(f"gate-{self.site.name}",),
+        )
+
     def hears_summary_of(self, other: "Town") -> None:
         """The other site's summary as of now."""
         self._snapshots += 1
-        summary = summarise(
-            other.site.name,
-            other.site.pools(other.now_s),
-            other.site.policy,
-            cluster="kafka-1",
-            epoch=0,
-            n=self._snapshots,
-            period_s=0.5,
-            gateways=(f"gate-{other.site.name}",),
-        )
-        self.site.heard(summary, Heard(now_s=self.now_s))
+        self.site.heard(other.summary(self._snapshots), Heard(now_s=self.now_s))
 
     def hears_control(self, instance: str, state: Any) -> None:
         """An operator's word."""

@@ -79,8 +79,8 @@ class Desk:
         self._refuse_unready()
         request = request_from_wire(message, site=self.site.name, dry_run=dry_run)
         began_s = monotonic_s()
-        repeatable = not dry_run and steps is SCHEDULE
-        if repeatable and (before := self.site.answered(request)) is not None:
+        repeats = self.site.repeats
+        if not dry_run and (before := repeats.answered(request, steps, now_s=began_s)) is not None:
             return before
         self._decisions += 1
         ids = Ids(decision=self._name(self._decisions), now_wall_s=wall_s())
@@ -92,8 +92,7 @@ class Desk:
             if decided.outcome is not None:
                 self._tell(decided.outcome)
             self._record(decision)
-        if repeatable:
-            self.site.answer(request, decision)
+            repeats.answer(request, steps, decision, now_s=began_s)
         self._count(decision)
         return decision
 
@@ -282,11 +281,14 @@ def _site(site: Site, name: str, now_s: float) -> scheduler_pb2.Site:
 
 
 def _own_instances(site: Site, message: scheduler_pb2.Site, now_s: float) -> None:
+    """Each instance under its revision: the revisions of a model share the name of their pool."""
     for view in site.pools(now_s):
-        told = next((pool for pool in message.pools if pool.pool == view.pool), None) or message.pools.add(
-            pool=view.pool, model=view.model, endpoints=len(view.instances)
-        )
         for instance in view.instances:
+            digest = instance.model_digest
+            told = next((p for p in message.pools if (p.pool, p.model_digest) == (view.pool, digest)), None)
+            if told is None:  # no summary tells of it yet
+                told = message.pools.add(pool=view.pool, model=view.model, model_digest=digest)
             wire = to_wire(instance, told.instances.add())
             assert isinstance(wire, scheduler_pb2.Instance)
             wire.cached_blocks = site.prefix.blocks(instance.instance)
+            told.endpoints = max(told.endpoints, len(told.instances))

@@ -70,7 +70,7 @@ class _Face:
 
     async def summaries(self) -> None:
         while True:
-            self._site.policy = self._policy()
+            self._follow_policy()
             cluster = self._kafka.cluster_id
             n = self._claim.next(cluster)
             summary = summarise(
@@ -103,6 +103,12 @@ class _Face:
                 census = self._site.prefix.census(instance.instance for instance in pool.instances)
                 sketch = Sketch.of(await asyncio.to_thread(census.keys))
                 await self._send_sketch(sketch, pool.pool, n)
+
+    def _follow_policy(self) -> None:
+        """Goes by the policy in force; one that drops this site ends its requests, not this worker's other sites."""
+        policy = self._policy()
+        if policy is not self._site.policy and self._site.name in policy.sites:
+            self._site.adopt(policy)
 
     async def _send_sketch(self, sketch: Sketch, pool: str, n: int) -> None:
         name, cluster = self._site.name, self._kafka.cluster_id

@@ -10,20 +10,21 @@ from tokenfleet.core.fleetmind.dispatch import Dispatch
 from tokenfleet.core.records import Entry, OutcomeEvent, PlacementEvent
 from tokenfleet.core.site import Site
 from tokenfleet.core.slomax.admit import Ruling
+from tokenfleet.core.slomax.retry import retry_after_s
 from tokenfleet.core.tokenpilot.choose import choose
+from tokenfleet.core.tokenpilot.known import known
 from tokenfleet.core.tokenpilot.routing import Routing
 
 
 def elsewhere(site: Site, asked: Asked, sent: Dispatch) -> Decided:
     """A redirect to the site that FleetMind chose; there TokenPilot picks."""
     if asked.charge.refused:
-        return refused_for(
-            site, asked, "quota", asked.charge.refused, dispatch=sent, retry_after_s=asked.charge.retry_after_s
-        )
+        wait_s = retry_after_s(asked.charge.retry_after_s or 0.0, site.policy, asked.rng)
+        return refused_for(site, asked, "quota", asked.charge.refused, dispatch=sent, retry_after_s=wait_s)
     if sent.send is not None and not asked.request.dry_run:
         site.sends.sent(sent.send)
     option = next(option for option in sent.options if option.site == sent.site)
-    age_s = _telemetry_age_s(site, sent.site, option)
+    age_s = _telemetry_age_s(site, option)
     decision = _decision(
         site,
         asked,
@@ -39,14 +40,6 @@ def elsewhere(site: Site, asked: Asked, sent: Dispatch) -> Decided:
         admission=_evidence(asked),
     )
     return Decided(decision=decision)
-
-
-def _telemetry_age_s(site: Site, other: str, option: SiteOption) -> float | None:
-    """Age of the youngest telemetry behind another site's summary."""
-    summary = site.peers.summary(other)
-    if summary is None or summary.age_s is None or option.summary_age_s is None:
-        return None
-    return summary.age_s + option.summary_age_s
 
 
 def ruled_out(site: Site, asked: Asked, ruling: Ruling, sent: Dispatch | None) -> Decided:
@@ -76,6 +69,8 @@ def refused_for(
     dispatch: Dispatch | None = None,
     retry_after_s: float | None = None,
 ) -> Decided:
+    """A refusal by right, by quota or by every site. Only the last rests on telemetry that can be old."""
+    age_s = _youngest_s(site, asked, dispatch)
     decision = _decision(
         site,
         asked,
@@ -87,10 +82,25 @@ def refused_for(
         detail=detail,
         sentence=f"reject ({reason}): {detail}",
         considered=len(asked.pool.instances),
-        mode=_mode(site, asked.pool.age_s) if asked.pool.instances else "fresh",
-        age_s=asked.pool.age_s,
+        mode=_mode(site, age_s) if dispatch else "fresh",
+        age_s=age_s,
     )
     return Decided(decision=decision, outcome=_rejected(site, asked, decision))
+
+
+def _youngest_s(site: Site, asked: Asked, dispatch: Dispatch | None) -> float | None:
+    """Age of the youngest telemetry that was looked at, None if there was none."""
+    options = dispatch.options if dispatch else ()
+    ages_s = [asked.pool.age_s, *(_telemetry_age_s(site, option) for option in options if option.site != site.name)]
+    return min((age_s for age_s in ages_s if age_s is not None), default=None)
+
+
+def _telemetry_age_s(site: Site, option: SiteOption) -> float | None:
+    """Age of the youngest telemetry behind another site's summary."""
+    summary = site.peers.summary(option.site)
+    if summary is None or summary.age_s is None or option.summary_age_s is None:
+        return None
+    return summary.age_s + option.summary_age_s
 
 
 def stays(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | None) -> Decided:
@@ -124,8 +134,12 @@ def routed(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | Non
         output_q90=asked.output_q90,
         rng=asked.rng,
         network_s=network_s,
-        last_instance=site.last_instance(request.session),
+        last_instance=site.last_instance(request.tenant, request.session),
     )
+    admission = ruling.admission if ruling else _evidence(asked)
+    if routing.reason == "all_busy":
+        least_s = min((wait_s for i in asked.pool.instances if (wait_s := known(i.backlog_s)) is not None), default=0.0)
+        admission = replace(admission, retry_after_s=retry_after_s(least_s, site.policy, asked.rng))
     head = f"{sent.sentence}; " if sent and len(sent.options) > 1 else ""
     decision = _decision(
         site,
@@ -144,7 +158,7 @@ def routed(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | Non
         relaxed=routing.relaxed,
         runner_up=routing.runner_up,
         gap_s=routing.gap_s,
-        admission=ruling.admission if ruling else _evidence(asked),
+        admission=admission,
         detail=routing.detail,
         sentence=head + routing.sentence,
         mode="stale" if routing.suspect_only else _mode(site, asked.pool.age_s),

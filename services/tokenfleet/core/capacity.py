@@ -48,12 +48,14 @@ class Liveness(Struct, frozen=True, kw_only=True):
 class Applied(Struct, frozen=True, kw_only=True):
     """What became of a record.
 
-    `conflicts` are instances that two agents or shards claim: the later heard stays. `gone` were listed until now.
+    `conflicts` are instances that two agents or shards claim: the later heard stays. `gone` were listed until now,
+    `rebooted` have begun another life.
     """
 
     accepted: bool
     conflicts: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
+    rebooted: tuple[str, ...] = ()
 
 
 class CapacityTable:
@@ -89,7 +91,9 @@ class CapacityTable:
         )
         conflicts = self._merge(shard.shard, before, rows)
         gone = tuple(sorted(name for name in before.keys() - rows.keys() if name not in self._rows))
-        return Applied(accepted=True, conflicts=conflicts, gone=gone)
+        lives = ((name, before[name].beat.boot, row.beat.boot) for name, row in rows.items() if name in before)
+        rebooted = tuple([name for name, was, now in lives if was != now])
+        return Applied(accepted=True, conflicts=conflicts, gone=gone, rebooted=rebooted)
 
     def rows(self) -> tuple[InstanceRow, ...]:
         """All instances in the order of their names."""

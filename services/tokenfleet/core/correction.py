@@ -21,7 +21,7 @@ class Corrections:
 
     def __init__(self, ledger: Ledger, policy: LedgerPolicy) -> None:
         self._ledger = ledger
-        self._policy = policy
+        self.policy = policy
         self._judged: dict[str, Correction] = {}
 
     def heard(self, row: InstanceRow, now_s: float) -> None:
@@ -37,7 +37,7 @@ class Corrections:
             return
         held = self._ledger.placements(row.beat.instance)
         left_at_s = now_s - age_s
-        seen_from_s = left_at_s - self._policy.correction_lag_s
+        seen_from_s = left_at_s - self.policy.correction_lag_s
         least = running + waiting + held.placed_since(left_at_s) - held.ended_since(seen_from_s)
         most = running + waiting + held.placed_since(seen_from_s)
         judged = Correction(order=row.order)
@@ -46,7 +46,7 @@ class Corrections:
             judged = Correction(order=row.order, foreign_queued=queued, foreign_decoding=foreign - queued)
         elif (phantoms := math.ceil(len(held) - most)) > 0:
             below = before.beats_below + 1
-            certain = below >= self._policy.correction_beats
+            certain = below >= self.policy.correction_beats
             believed_after_s = held.placed_at_of_oldest(phantoms) if certain else -math.inf
             judged = Correction(order=row.order, beats_below=below, believed_after_s=believed_after_s)
         self._judged[row.beat.instance] = judged

@@ -20,7 +20,7 @@ class Failures:
     """What the last outcomes say about each instance."""
 
     def __init__(self, policy: LivenessPolicy) -> None:
-        self._policy = policy
+        self.policy = policy
         self._known: dict[str, _Evidence] = {}
 
     def settled(self, instance: str, *, failed: bool, now_s: float) -> None:
@@ -30,13 +30,13 @@ class Failures:
             if now_s < known.out_until_s:
                 return  # sent before it was held back: no news
             if failed:
-                known.hold(now_s, self._policy)
+                known.hold(now_s, self.policy)
             else:
                 del self._known[instance]
             return
-        known.add(failed, now_s, window_s=self._policy.failures_window_s)
-        if known.is_failing(self._policy):
-            known.hold(now_s, self._policy)
+        known.add(failed, now_s, window_s=self.policy.failures_window_s)
+        if known.is_failing(self.policy):
+            known.hold(now_s, self.policy)
 
     def standings(self, pool: Sequence[str], now_s: float) -> Mapping[str, Standing]:
         """Those of `pool` that are held back: `out`; `probe`, half-open with a request to spare; or `probed`, without.
@@ -44,8 +44,9 @@ class Failures:
         At most `out_share_max` of the pool, and one of any pool of two or more (a share of a small pool would never
         hold back anybody): those held back first. The others stay in, so a fault of the clients can't empty a pool.
         """
-        held = [(known.held_since_s, name) for name in pool if (known := self._known.get(name)) and known.out_until_s]
-        most = max(int(self._policy.out_share_max * len(pool)), 1 if len(pool) > 1 else 0)
+        known = [(self._known[name], name) for name in pool if name in self._known]
+        held = [(evidence.held_since_s, name) for evidence, name in known if evidence.out_until_s is not None]
+        most = max(int(self.policy.out_share_max * len(pool)), 1 if len(pool) > 1 else 0)
         return {name: self._known[name].standing(now_s) for _, name in sorted(held)[:most]}
 
     def probed(self, instance: str, now_s: float) -> None:
@@ -56,6 +57,9 @@ class Failures:
     def forget(self, instance: str) -> None:
         """The instance is gone, or another boot has its name."""
         self._known.pop(instance, None)
+
+    def __len__(self) -> int:
+        return len(self._known)
 
 
 FAILED: Mapping[OutcomeKind, bool] = {  # the other kinds say nothing about the instance

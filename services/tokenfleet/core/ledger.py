@@ -22,7 +22,7 @@ class Ledger:
 
     def __init__(self, *, silent_max_s: float = 60.0) -> None:
         """An entry without an event of its own for `silent_max_s` of listening ends."""
-        self._silent_max_s = silent_max_s
+        self.silent_max_s = silent_max_s
         self._calls: dict[tuple[str, int], _Call] = {}
         self._decisions: dict[str, _Decision] = {}
         self._instances: dict[str, InstancePlacements] = {}
@@ -66,7 +66,7 @@ class Ledger:
         listened.clock.advance(now_s, live=live)
         while listened.heard_live_s:
             name, heard_live_s = next(iter(listened.heard_live_s.items()))
-            if listened.clock.live_s - heard_live_s <= self._silent_max_s:
+            if listened.clock.live_s - heard_live_s <= self.silent_max_s:
                 return
             del listened.heard_live_s[name]
             self._forget(name, now_s)
@@ -91,6 +91,19 @@ class Ledger:
     def mean_work(self) -> MeanWork:
         """Mean of the last placements, for sequences of unknown origin."""
         return self._mean
+
+    def has_ended(self, decision: str) -> bool:
+        """Whether the end of `decision` was heard, as long as that is remembered."""
+        known = self._decisions.get(decision)
+        return known is not None and known.ended
+
+    def running_by_tenant(self) -> dict[str, int]:
+        """Placements that have not ended, by tenant."""
+        total: dict[str, int] = {}
+        for known in self._instances.values():
+            for tenant, running in known.running_by_tenant().items():
+                total[tenant] = total.get(tenant, 0) + running
+        return total
 
     def entries(self) -> Iterator[Entry]:
         for known in self._instances.values():

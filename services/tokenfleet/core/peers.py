@@ -43,6 +43,11 @@ class Peers:
             hit_tokens=blocks * block_tokens,
         )
 
+    def retain(self, sites: frozenset[str]) -> None:
+        """Forgets the sites that the policy no longer names."""
+        self._summaries = {site: heard for site, heard in self._summaries.items() if site in sites}
+        self._sketches.retain(sites)
+
     def summary(self, site: str) -> SiteSummary | None:
         """The last summary of `site`, however old."""
         known = self._summaries.get(site)

@@ -4,8 +4,8 @@ Sums are taken anew from the entries after a change, never adjusted, so they can
 """
 
 import math
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
@@ -29,10 +29,11 @@ class InstancePlacements:
         self._ended_at_s: deque[float] = deque(maxlen=ENDS_KEPT_MAX)
         self._head_free_at_s = -math.inf
         self._sums: _Sums | None = None
+        self._tenants: dict[str, int] | None = None
 
     def put(self, placed: Placed) -> None:
         self._placed[placed.entry.decision] = placed
-        self._sums = None
+        self._sums = self._tenants = None
 
     def placed_at(self, decision: str, placed_at_s: float) -> None:
         """Correct the time of a placement: of two reports the one that travelled less is right."""
@@ -47,6 +48,7 @@ class InstancePlacements:
 
     def remove(self, decision: str, now_s: float) -> None:
         self._leave_queue(self._placed.pop(decision), now_s)
+        self._tenants = None
         self._ended_at_s.append(now_s)
 
     def load(self, now_s: float, *, believed_after_s: float = -math.inf) -> Load:
@@ -69,6 +71,11 @@ class InstancePlacements:
             kv_held_tokens=kept.kv_held_tokens,
             class_running=kept.class_running,
         )
+
+    def running_by_tenant(self) -> Mapping[str, int]:
+        if self._tenants is None:
+            self._tenants = Counter(placed.entry.tenant for placed in self._placed.values())
+        return self._tenants
 
     def placed_since(self, since_s: float) -> int:
         return sum(placed.placed_at_s > since_s for placed in self._placed.values())

@@ -202,7 +202,7 @@ class GoodputPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole policy file. `default_tenant` serves unknown tenants when set;"""
+    """The whole policy file. `default_tenant` serves unknown tenants when set."""
 
     revision: Annotated[int, Meta(ge=1)] = 1
     default_tenant: str = ""
@@ -255,6 +255,20 @@ def parse_policy(toml: str, *, source: str) -> Policy:
     for problem in _dangling(policy):
         raise PolicyError(f"{source}: {problem}")
     return policy
+
+
+def newer_policy(policy: Policy, *, revision: int, toml: str) -> Policy | None:
+    """The policy of a published revision, None if `policy` is not older.
+
+    Raises PolicyError as parse_policy does, and for a file that says another revision than it was published under.
+    """
+    if revision <= policy.revision:
+        return None
+    source = f"policy revision {revision}"
+    newer = parse_policy(toml, source=source)
+    if newer.revision != revision:
+        raise PolicyError(f"{source}: its file says revision {newer.revision}")
+    return newer
 
 
 def policy_hash(toml: str) -> str:

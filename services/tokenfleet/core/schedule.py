@@ -10,9 +10,10 @@ from msgspec.structs import replace
 
 from tokenfleet.core.answers import elsewhere, refused_for, routed, ruled_out, stays
 from tokenfleet.core.asked import Asked, Decided, Ids, Steps
-from tokenfleet.core.decision import Request
+from tokenfleet.core.decision import Reason, Request
 from tokenfleet.core.errors import BadRequestError
 from tokenfleet.core.fleetmind.dispatch import Dispatch, dispatch
+from tokenfleet.core.fleetmind.residency import residency_refusal
 from tokenfleet.core.site import Site
 from tokenfleet.core.slomax.admit import Ruling, admit, barred
 from tokenfleet.core.slomax.classify import classify
@@ -27,18 +28,19 @@ def decide(site: Site, request: Request, steps: Steps, ids: Ids, *, now_s: float
     Raises UnknownModelError, UnknownTenantError, UnknownSiteError and BadRequestError for names that the policy lacks.
     """
     asked = _asked(site, request, steps, ids, now_s)
+    if request.sites_tried and not request.dry_run:  # the last attempt never ran where it was sent
+        site.sends.withdrawn(request.id, request.attempt - 1, site=request.sites_tried[-1], model=request.model)
     decided = _answer(site, asked)
     if request.dry_run or decided.decision.verdict not in ("admit", "redirect"):
         site.quotas.refund(asked.charge)
     elif asked.charge.bucket is not None:
-        site.charged(request.id)
+        site.repeats.charged(request)
     return decided
 
 
 def _asked(site: Site, request: Request, steps: Steps, ids: Ids, now_s: float) -> Asked:
     policy = site.policy
     model = policy.model(request.model)
-    tenant = policy.tenant(request.tenant)
     policy.site(request.origin)
     if request.hop == 0 and request.origin != site.name:
         raise BadRequestError("origin", f"{request.origin!r} asked {site.name!r} without a redirect (hop 1)")
@@ -52,30 +54,37 @@ def _asked(site: Site, request: Request, steps: Steps, ids: Ids, now_s: float) -
         prompt_tokens=request.prompt_tokens,
         budget_tokens=request.max_tokens,
     )
-    entry = tenant_entry(request.tenant, tenants=policy.tenants, default_tenant=policy.default_tenant)
-    charge = Charge(tenant=entry)
-    if steps.admission and request.hop == 0 and policy.products.slomax and not site.was_charged(request.id):
-        running = site.running_of(request.tenant) if tenant.running_max else 0
-        charge = site.quotas.charge(entry, tenant, running=running, now_s=now_s)
     pool = site.pool(request.model, now_s, request)
+    classified = classify(request, pool, policy, output_q90_tokens=q90)
     return Asked(
         request=request,
         steps=steps,
         ids=ids,
         pool=pool,
-        classified=classify(request, pool, policy, output_q90_tokens=q90),
+        classified=classified,
         output_q50=q50,
         output_q90=q90,
-        charge=charge,
+        charge=_charge(site, request, steps, now_s),  # last: a request that can't be asked costs nothing
         now_s=now_s,
         rng=Random(f"{request.id}/{request.attempt}/{request.hop}"),
     )
 
 
+def _charge(site: Site, request: Request, steps: Steps, now_s: float) -> Charge:
+    """What the request takes from its tenant's quota: once a logical request, at its origin."""
+    policy, tenant = site.policy, site.policy.tenant(request.tenant)
+    entry = tenant_entry(request.tenant, tenants=policy.tenants, default_tenant=policy.default_tenant)
+    asked_here = steps.admission and request.hop == 0 and policy.products.slomax
+    if not asked_here or site.repeats.was_charged(request):
+        return Charge(tenant=entry)
+    running = site.running_of(entry) if tenant.running_max else 0
+    return site.quotas.charge(entry, tenant, running=running, now_s=now_s)
+
+
 def _answer(site: Site, asked: Asked) -> Decided:
     """The three questions in order; the first refusal is the answer."""
-    if asked.steps.admission and (refused := _rights(site, asked)):
-        return refused_for(site, asked, "filtered_by_policy", refused)
+    if refused := _rights(site, asked):
+        return refused_for(site, asked, *refused)
     sent: Dispatch | None = None
     if asked.steps.dispatch and asked.request.hop == 0:
         sent = _dispatched(site, asked, without=())
@@ -87,16 +96,22 @@ def _answer(site: Site, asked: Asked) -> Decided:
     if asked.steps.admission:
         ruling = _ruled(site, asked)
         if ruling.verdict != "admit":
-            other = _second_choice(site, asked, ruling)
-            return other if other is not None else ruled_out(site, asked, ruling, sent)
+            return _second_choice(site, asked, ruling.reason) or ruled_out(site, asked, ruling, sent)
     if not asked.steps.routing:
         return stays(site, asked, ruling, sent)
-    return routed(site, asked, ruling, sent)
+    here = routed(site, asked, ruling, sent)
+    return _second_choice(site, asked, here.decision.reason) or here
 
 
-def _rights(site: Site, asked: Asked) -> str:
-    """Why the tenant may not ask this at all, whatever the load; empty if it may."""
-    return barred(asked.request, asked.classified, site.policy)
+def _rights(site: Site, asked: Asked) -> tuple[Reason, str] | None:
+    """Why the request may not run whatever the load: class, model, and this site where it is not FleetMind's to ask."""
+    request, steps, policy = asked.request, asked.steps, site.policy
+    if (steps.admission or steps.routing) and (refused := barred(request, asked.classified, policy)):
+        return "filtered_by_policy", refused
+    if steps.dispatch and not request.hop:
+        return None
+    refused = residency_refusal(request, site.name, policy, now_wall_s=asked.ids.now_wall_s)
+    return ("not_permitted", refused) if refused else None
 
 
 def _dispatched(site: Site, asked: Asked, *, without: tuple[str, ...]) -> Dispatch:
@@ -144,9 +159,9 @@ def _peers(site: Site, asked: Asked) -> list[PeerView]:
     return [PeerView(site=site.name, summary=own, age_s=0.0, hit_tokens=hit), *others]
 
 
-def _second_choice(site: Site, asked: Asked, ruling: Ruling) -> Decided | None:
+def _second_choice(site: Site, asked: Asked, reason: Reason) -> Decided | None:
     """Another site when this one has no room now, if the request may still leave."""
-    if not asked.steps.dispatch or asked.request.hop or ruling.reason != "all_busy":
+    if not asked.steps.dispatch or asked.request.hop or reason != "all_busy":
         return None
     sent = _dispatched(site, asked, without=(site.name,))
     return None if sent.reason else elsewhere(site, asked, sent)

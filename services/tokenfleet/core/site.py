@@ -13,13 +13,13 @@ from msgspec.structs import replace
 from tokenfleet.core.accounts import Feedback, PoolCalibration
 from tokenfleet.core.capacity import CapacityTable, InstanceRow, liveness
 from tokenfleet.core.correction import Corrections
-from tokenfleet.core.decision import Decision, Request
+from tokenfleet.core.decision import Request
 from tokenfleet.core.errors import PolicyError
 from tokenfleet.core.failures import FAILED, Failures, Standing
-from tokenfleet.core.fleetmind.sends import Send, Sends
+from tokenfleet.core.fleetmind.sends import Sends
 from tokenfleet.core.ledger import Ledger
 from tokenfleet.core.peers import Peers
-from tokenfleet.core.policy import Policy, parse_policy
+from tokenfleet.core.policy import Policy, newer_policy
 from tokenfleet.core.predict.output import OutputTable
 from tokenfleet.core.predict.work import prior_coefficients
 from tokenfleet.core.prefix import PrefixIndex
@@ -38,7 +38,8 @@ from tokenfleet.core.records import (
     SiteSummary,
     SketchChunk,
 )
-from tokenfleet.core.slomax.quota import Quotas
+from tokenfleet.core.repeats import Repeats
+from tokenfleet.core.slomax.quota import Quotas, tenant_entry
 from tokenfleet.core.view import Availability, InstanceView, PoolView
 
 Fact = (
@@ -53,8 +54,7 @@ Fact = (
     | SketchChunk
 )
 
-SESSIONS_MAX = 100_000  # conversations remembered; the one unheard for longest goes first
-ANSWERS_MAX = 50_000  # calls whose answer is kept, so that a repeated call gets the same one
+SESSIONS_MAX = 100_000  # conversations remembered, about 30 MB; the one unheard for longest goes first
 
 
 class Heard(Struct, frozen=True, kw_only=True):
@@ -83,13 +83,11 @@ class Site:
         self.sends = Sends(kept_s=policy.fleetmind.sends_kept_s)
         self.quotas = Quotas()
         self.outputs = OutputTable()
+        self.repeats = Repeats()
         self.calibration_revision = 0
-        self.conflicts: dict[str, int] = {}
         self._calibrations: dict[str, PoolCalibration] = {}
         self._controls: dict[str, Control] = {}
-        self._sessions: OrderedDict[str, str] = OrderedDict()
-        self._charged: OrderedDict[str, None] = OrderedDict()
-        self._answers: OrderedDict[tuple[str, int, int], Decision] = OrderedDict()
+        self._sessions: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     def heard(self, fact: Fact, how: Heard) -> None:
         """Takes a fact in. Facts may come in any order and more than once.
@@ -103,13 +101,12 @@ class Site:
                 self.prefix.apply(fact)
             case PlacementEnvelope():
                 self.ledger.hear(fact, partition=how.partition, now_s=how.now_s)
-                self._note_sends(fact, how.now_s)
             case SiteSummary():
                 self.peers.heard_summary(fact, offset=how.offset, now_s=how.now_s, live=how.live)
             case SketchChunk():
                 self.peers.heard_sketch(fact)
             case Control():
-                self._controls[fact.instance] = fact
+                self._heard_control(fact)
             case Feedback():
                 self._heard_feedback(fact)
             case PolicyRevision():
@@ -147,41 +144,40 @@ class Site:
         served = {row.beat.model for row in self.capacity.rows()}
         return tuple(self.pool(model, now_s) for model in sorted(self.policy.models) if model in served)
 
-    def running_of(self, tenant: str) -> int:
-        """Unfinished placements of `tenant` at this site."""
-        return sum(entry.tenant == tenant for entry in self.ledger.entries())
+    def adopt(self, policy: Policy, policy_hash: str = "") -> None:
+        """Puts a policy into force, in every table that follows one. Raises PolicyError if it lacks this site."""
+        if self.name not in policy.sites:
+            raise PolicyError(f"policy revision {policy.revision}: it has no site {self.name!r}")
+        self.policy, self.policy_hash = policy, policy_hash
+        self.ledger.silent_max_s = policy.ledger.silent_max_s
+        self.corrections.policy = policy.ledger
+        self.failures.policy = policy.liveness
+        self.sends.kept_s = policy.fleetmind.sends_kept_s
+        self.quotas.retain(frozenset(policy.tenants))
+        self.peers.retain(frozenset(policy.sites))
+
+    def running_of(self, entry: str) -> int:
+        """Unfinished placements here of all callers that the policy's tenant `entry` binds."""
+        policy = self.policy
+        running = self.ledger.running_by_tenant()
+        return sum(
+            count
+            for tenant, count in running.items()
+            if tenant_entry(tenant, tenants=policy.tenants, default_tenant=policy.default_tenant) == entry
+        )
 
     def placed(self, event: PlacementEvent, *, partition: int, session: str, now_s: float) -> None:
         """Counts an own placement at once, before it is read back."""
         self.ledger.apply(event, partition=partition, now_s=now_s)
-        if event.kind == "placed":
-            self.failures.probed(event.instance, now_s)
+        if event.kind != "placed" or event.entry is None:
+            return
+        self.failures.probed(event.instance, now_s)
         if session:
-            self._remember(session, event.instance)
+            self._remember((event.entry.tenant, session), event.instance)
 
-    def last_instance(self, session: str) -> str:
-        """The instance that served `session` last, empty if unknown."""
-        return self._sessions.get(session, "")
-
-    def answered(self, request: Request) -> Decision | None:
-        """The answer that this replica gave to the same (request, attempt, hop) before."""
-        return self._answers.get((request.id, request.attempt, request.hop))
-
-    def answer(self, request: Request, decision: Decision) -> None:
-        """Keeps the answer, so that a repeated call gets the same one."""
-        self._answers[request.id, request.attempt, request.hop] = decision
-        if len(self._answers) > ANSWERS_MAX:
-            self._answers.popitem(last=False)
-
-    def was_charged(self, request: str) -> bool:
-        """Whether an earlier attempt of the logical request has been charged to its tenant's quota."""
-        return request in self._charged
-
-    def charged(self, request: str) -> None:
-        """The logical request has been charged: its retries are free."""
-        self._charged[request] = None
-        if len(self._charged) > ANSWERS_MAX:
-            self._charged.popitem(last=False)
+    def last_instance(self, tenant: str, session: str) -> str:
+        """The instance that served the tenant's `session` last, empty if unknown."""
+        return self._sessions.get((tenant, session), "")
 
     def settled(self, event: OutcomeEvent, *, now_s: float) -> tuple[OutcomeEvent, PlacementEvent | None]:
         """Takes in how a request goes: the event with what was believed, and the ledger's change."""
@@ -189,7 +185,9 @@ class Site:
         if entry is not None:
             event = replace(event, placed=entry.placed, predicted_ttft_s=entry.predicted_ttft_s)
         instance = event.instance or (entry.instance if entry else "")
-        if instance and (failed := FAILED.get(event.kind)) is not None:
+        # A report sent twice is one failure, and a name that no table lists is nobody's.
+        news = not self.ledger.has_ended(event.decision) and self.capacity.row(instance) is not None
+        if news and (failed := FAILED.get(event.kind)) is not None:
             self.failures.settled(instance, failed=failed, now_s=now_s)
         return event, self._placement_change(event, entry, instance)
 
@@ -207,17 +205,23 @@ class Site:
         applied = self.capacity.apply(shard, offset=how.offset, now_s=how.now_s, live=how.live)
         if not applied.accepted:
             return
-        for instance in applied.conflicts:
-            self.conflicts[instance] = self.conflicts.get(instance, 0) + 1
         for instance in applied.gone:
             self.prefix.drop(instance)
             self.corrections.forget(instance)
+        for instance in (*applied.gone, *applied.rebooted):
             self.failures.forget(instance)
         for heard in shard.rows:
             if (row := self.capacity.row(heard.beat.instance)) is None:
                 continue
             self.prefix.verify(row.beat.instance, row.beat.digest, boot=row.beat.boot, now_s=how.now_s)
             self.corrections.heard(row, how.now_s)
+
+    def _heard_control(self, control: Control) -> None:
+        """Keeps the word, unless it takes nothing away."""
+        if control.state == "ready" and control.weight == 1.0:
+            self._controls.pop(control.instance, None)
+        else:
+            self._controls[control.instance] = control
 
     def _heard_feedback(self, feedback: Feedback) -> None:
         if feedback.revision < self.calibration_revision:
@@ -226,15 +230,9 @@ class Site:
         self._calibrations = {pool.pool: pool for pool in feedback.pools}
         self.outputs = OutputTable(feedback.outputs)
 
-    def _heard_policy(self, revision: PolicyRevision) -> None:
-        if revision.revision <= self.policy.revision:
-            return
-        policy = parse_policy(revision.toml, source=f"policy revision {revision.revision}")
-        if policy.revision != revision.revision:
-            raise PolicyError(f"policy revision {revision.revision}: its file says revision {policy.revision}")
-        self.policy = policy
-        self.policy_hash = revision.sha256
-        self.quotas.retain(frozenset(policy.tenants))
+    def _heard_policy(self, heard: PolicyRevision) -> None:
+        if (policy := newer_policy(self.policy, revision=heard.revision, toml=heard.toml)) is not None:
+            self.adopt(policy, heard.sha256)
 
     def _prior(self, name: str, model: str) -> PoolCalibration:
         factor = self.policy.tokenpilot.unlearned_factor
@@ -317,13 +315,7 @@ class Site:
             )
         return None
 
-    def _note_sends(self, envelope: PlacementEnvelope, now_s: float) -> None:
-        """What peers placed here counts as sent here, for the site's own wait."""
-        for event in envelope.events:
-            if event.kind == "placed" and event.entry is not None:
-                self.sends.sent(send_of(event.entry, self.name, now_s))
-
-    def _remember(self, session: str, instance: str) -> None:
+    def _remember(self, session: tuple[str, str], instance: str) -> None:
         self._sessions[session] = instance
         self._sessions.move_to_end(session)
         if len(self._sessions) > SESSIONS_MAX:
@@ -340,17 +332,3 @@ def p_hit(calibration: PoolCalibration, state: KvState) -> float:
     if state == "exact":
         return calibration.p_hit
     return calibration.p_hit_approx if state == "approx" else calibration.p_hit_dispatch
-
-
-def send_of(entry: Entry, site: str, at_s: float) -> Send:
-    """A placement as FleetMind replays it."""
-    return Send(
-        request=entry.request,
-        attempt=entry.attempt,
-        site=site,
-        model=entry.model,
-        at_s=at_s,
-        work_s=entry.work_s,
-        uncached_tokens=entry.uncached_tokens,
-        kv_tokens=entry.kv_tokens,
-    )

@@ -23,7 +23,7 @@ from tokenfleet.adapters.site_face import publish_summaries
 from tokenfleet.adapters.status import Status
 from tokenfleet.adapters.topics import POLICY
 from tokenfleet.core.errors import BadRecordError, PolicyError, SetupError
-from tokenfleet.core.policy import Policy, parse_policy
+from tokenfleet.core.policy import Policy, newer_policy
 from tokenfleet.core.records import PolicyRevision
 
 logger = logging.getLogger(__name__)
@@ -44,12 +44,12 @@ class Capacity:
 
     def revise(self, revision: PolicyRevision) -> None:
         """Go by this policy from now on, if it is newer than ours and can be used."""
-        if revision.revision <= self._policy.revision:
-            return
         try:
-            self._policy = parse_policy(revision.toml, source=f"policy revision {revision.revision}")
+            newer = newer_policy(self._policy, revision=revision.revision, toml=revision.toml)
         except PolicyError as error:
             logger.error("policy revision %d is not used: %s", revision.revision, error)
+        else:
+            self._policy = newer or self._policy
 
     def take_policy(self, value: bytes) -> None:
         """`revise` from a record's value; a bad one is in the log here and in the dead letters of those who follow."""

@@ -32,7 +32,7 @@ from tokenfleet.core.goodput.event_time import OFFSET_WINDOW_S
 from tokenfleet.core.goodput.lessons import Lessons
 from tokenfleet.core.goodput.partition import PartitionGoodput
 from tokenfleet.core.goodput.table import GoodputTable
-from tokenfleet.core.policy import GoodputPolicy, Policy, parse_policy
+from tokenfleet.core.policy import GoodputPolicy, Policy, newer_policy
 from tokenfleet.core.records import OutcomeEnvelope, PolicyRevision, SiteSummary
 
 PUBLISH_EVERY_S = 1.0
@@ -54,7 +54,6 @@ class Goodput:
     def __init__(self, settings: GoodputSettings, policy: Policy) -> None:
         self._settings = settings
         self._policy = policy
-        self._revision = 0
         self._partitions: list[PartitionGoodput] = []
         self._cost = PoolCost(policy.goodput.windows_s)
         self._lessons = Lessons()
@@ -63,14 +62,14 @@ class Goodput:
 
     def revise(self, revision: PolicyRevision) -> None:
         """Judge by this policy from now on, if it is newer than ours and can be used."""
-        if revision.revision <= self._revision:
-            return
         try:
-            self._policy = parse_policy(revision.toml, source=f"policy revision {revision.revision}")
+            newer = newer_policy(self._policy, revision=revision.revision, toml=revision.toml)
         except PolicyError as error:
             logger.error("policy revision %d is not used: %s", revision.revision, error)
             return
-        self._revision = revision.revision
+        if newer is None:
+            return
+        self._policy = newer
         for partition in self._partitions:
             partition.policy = self._policy
 

@@ -71,7 +71,7 @@ class Sends:
     """The sends of the last `kept_s` seconds by site and model, each replayed once over the newest summary."""
 
     def __init__(self, *, kept_s: float) -> None:
-        self._kept_s = kept_s
+        self.kept_s = kept_s
         self._sends: dict[tuple[str, str], dict[tuple[str, int], Send]] = {}
         self._replays: dict[tuple[str, str], tuple[SummaryKey, Replay]] = {}
 
@@ -84,7 +84,7 @@ class Sends:
         sends[send.request, send.attempt] = send
         if pool in self._replays:
             self._replays[pool][1].add(send)
-        while len(sends) > SENDS_PER_POOL_MAX or next(iter(sends.values())).at_s < send.at_s - self._kept_s:
+        while len(sends) > SENDS_PER_POOL_MAX or next(iter(sends.values())).at_s < send.at_s - self.kept_s:
             del sends[next(iter(sends))]
 
     def withdrawn(self, request: str, attempt: int, *, site: str, model: str) -> None:

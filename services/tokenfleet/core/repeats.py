@@ -1,0 +1,79 @@
+"""Repeats: which calls were answered here lately, and which logical requests were charged.
+
+A repeated call must not place its request twice, and a retry must not be charged twice.
+"""
+
+from collections import OrderedDict
+
+import xxhash
+from msgspec import Struct
+
+from tokenfleet.core.asked import Steps
+from tokenfleet.core.decision import Decision, Request
+from tokenfleet.core.errors import BadRequestError
+
+ANSWERS_KEPT_S = 10.0  # a client repeats a call within its deadline of 2 s; what was said earlier may be wrong by now
+ANSWERS_MAX = 10_000  # about 70 MB, at 1,000 decisions a second
+CHARGED_MAX = 100_000  # about 20 MB; logical requests that are not over yet
+
+Call = tuple[str, str, int, int, Steps]  # tenant, request, attempt, hop, questions
+
+
+class Repeats:
+    """The answers of the last ten seconds, and the logical requests that a tenant's quota was charged for."""
+
+    def __init__(self) -> None:
+        self._answers: OrderedDict[Call, _Answer] = OrderedDict()
+        self._charged: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def answered(self, request: Request, steps: Steps, *, now_s: float) -> Decision | None:
+        """The answer that this call got before, None if it is new.
+
+        Raises BadRequestError when the same id and attempt asked for something else then.
+        """
+        known = self._answers.get(_call(request, steps))
+        if known is None or now_s - known.at_s > ANSWERS_KEPT_S:
+            return None
+        if known.body != _body(request):
+            raise BadRequestError("id", f"attempt {request.attempt} of it asked for another prompt or model before")
+        return known.decision
+
+    def answer(self, request: Request, steps: Steps, decision: Decision, *, now_s: float) -> None:
+        """Keeps an answer that holds something. A refusal holds nothing: who comes again is asked anew."""
+        if decision.verdict not in ("admit", "redirect"):
+            return
+        call = _call(request, steps)
+        self._answers[call] = _Answer(at_s=now_s, body=_body(request), decision=decision)
+        self._answers.move_to_end(call)
+        while len(self._answers) > ANSWERS_MAX or now_s - self._oldest().at_s > ANSWERS_KEPT_S:
+            self._answers.popitem(last=False)
+
+    def was_charged(self, request: Request) -> bool:
+        """Whether an earlier attempt of the logical request has been charged to its tenant's quota."""
+        return (request.tenant, request.id) in self._charged
+
+    def charged(self, request: Request) -> None:
+        """The logical request has been charged: its retries are free."""
+        self._charged[request.tenant, request.id] = None
+        if len(self._charged) > CHARGED_MAX:
+            self._charged.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def _oldest(self) -> "_Answer":
+        return next(iter(self._answers.values()))
+
+
+class _Answer(Struct, frozen=True, kw_only=True):
+    at_s: float
+    body: tuple[str, int, int]
+    decision: Decision
+
+
+def _call(request: Request, steps: Steps) -> Call:
+    return request.tenant, request.id, request.attempt, request.hop, steps
+
+
+def _body(request: Request) -> tuple[str, int, int]:
+    return request.model, request.prompt_tokens, xxhash.xxh3_64_intdigest(request.block_keys)
