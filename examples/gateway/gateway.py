@@ -28,6 +28,7 @@ except ImportError as error:
 
 SERVICE_CONFIG = HERE.parent.parent / "protos/tokenfleet/wire/v1/service_config.json"
 ATTEMPTS_MAX = 3
+ASK_TIMEOUT_S = 2.0
 REPORT_TRIES_MAX = 5
 REPORT_RETRY_S = 0.5
 
@@ -76,7 +77,7 @@ class Gateway:
 
     def ask(self, targets: str, request: decision_pb2.Request) -> decision_pb2.Decision:
         stub = scheduler_pb2_grpc.SchedulerStub(self.channel(targets))
-        decision = stub.Schedule(scheduler_pb2.ScheduleRequest(request=request)).decision
+        decision = stub.Schedule(scheduler_pb2.ScheduleRequest(request=request), timeout=ASK_TIMEOUT_S).decision
         verdict = decision_pb2.Verdict.Name(decision.verdict).removeprefix("VERDICT_").lower()
         print(f"  {verdict:8} {decision.sentence}")
         if decision.admission.HasField("retry_after_s"):

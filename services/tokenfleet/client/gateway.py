@@ -5,8 +5,9 @@
         if answer.admitted: ...send the request to answer.decision.address, and on the way:
         fleet.report(event, answer.gateways)
 
-Retries are the published gRPC service config (SERVICE_CONFIG) plus one rule: a site that can't take a request it was
-sent is named in `sites_tried` and the origin is asked again.
+Retries are the published gRPC service config (SERVICE_CONFIG) plus two rules: when a replica says nothing in time, each
+replica is asked by name; a site that can't take a request it was sent is named in `sites_tried` and the origin is asked
+again.
 """
 
 import asyncio
@@ -32,7 +33,6 @@ SERVICE_CONFIG: Final[dict[str, Any]] = {
             "name": [
                 {"service": f"tokenfleet.wire.v1.{service}"} for service in ("Scheduler", "TokenPilot", "FleetMind")
             ],
-            "timeout": "2s",
             "retryPolicy": {
                 "maxAttempts": 4,
                 "initialBackoff": "0.05s",
@@ -51,6 +51,9 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
+# Of each try. Not in the service config: grpcio 1.85 ends a call 1 to 2 s earlier than the config's `timeout` says.
+TRY_TIMEOUT_S: Final = 1.0
+SILENT_CODES: Final = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 ATTEMPTS_MAX: Final = 3
 REPORT_PERIOD_S: Final = 0.05
 REPORT_BATCH_MAX: Final = 256
@@ -138,9 +141,23 @@ class Gateway:
             await asyncio.sleep(REPORT_PERIOD_S)
 
     async def _ask(self, targets: Targets, request: decision_pb2.Request, *, dry_run: bool) -> decision_pb2.Decision:
-        stub: Any = scheduler_pb2_grpc.SchedulerStub(self._channel(targets))
-        response = await stub.Schedule(scheduler_pb2.ScheduleRequest(request=request, dry_run=dry_run))
-        return response.decision
+        """The decision of whichever replica's turn it is; when none comes, of the first that gives one when named.
+
+        A replica that is frozen keeps its connection, so gRPC would give it its turn again. A decision that comes too
+        late is void: the outcome names the one that was used. Raises grpc.aio.AioRpcError when no replica answers.
+        """
+        message = scheduler_pb2.ScheduleRequest(request=request, dry_run=dry_run)
+        silence: grpc.aio.AioRpcError | None = None
+        for asked in (targets, *((target,) for target in targets)):
+            stub: Any = scheduler_pb2_grpc.SchedulerStub(self._channel(asked))
+            try:
+                return (await stub.Schedule(message, timeout=TRY_TIMEOUT_S)).decision
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in SILENT_CODES:
+                    raise
+                silence = error
+        assert silence is not None  # no try gave an answer
+        raise silence
 
     async def _ask_site(
         self, targets: Targets, request: decision_pb2.Request, lease: str, *, dry_run: bool
@@ -153,7 +170,7 @@ class Gateway:
         try:
             return await self._ask(targets, sent, dry_run=dry_run)
         except grpc.aio.AioRpcError as error:
-            if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            if error.code() not in SILENT_CODES:
                 raise
             log.warning("site behind %s can't be reached (%s); asking the origin again", targets, error.code().name)
             return None

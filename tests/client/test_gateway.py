@@ -1,0 +1,74 @@
+"""Gateway client: an answer comes as long as one replica gives one."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from tokenfleet.client import gateway
+from tokenfleet.client.gateway import SERVICE_CONFIG, Gateway
+from tokenfleet.wire.v1 import decision_pb2, scheduler_pb2, scheduler_pb2_grpc
+
+Answering = Callable[[], Awaitable[None]]
+
+
+class Replica(scheduler_pb2_grpc.SchedulerServicer):
+    """Admits every request after `before`."""
+
+    def __init__(self, before: Answering) -> None:
+        self._before = before
+
+    async def Schedule(
+        self, request: scheduler_pb2.ScheduleRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> scheduler_pb2.ScheduleResponse:
+        await self._before()
+        decision = decision_pb2.Decision(request=request.request.id, verdict=decision_pb2.VERDICT_ADMIT)
+        return scheduler_pb2.ScheduleResponse(decision=decision)
+
+
+async def at_once() -> None: ...
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def replicas(*answering: Answering) -> AsyncGenerator[list[str]]:
+    """The addresses of servers that answer so."""
+    async with AsyncExitStack() as stack:
+        addresses: list[str] = []
+        for each in answering:
+            server = grpc.aio.server()
+            scheduler_pb2_grpc.add_SchedulerServicer_to_server(Replica(each), server)
+            addresses.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+            await server.start()
+            stack.push_async_callback(server.stop, None)
+        yield addresses
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway, "TRY_TIMEOUT_S", 0.5)
+
+
+async def test_a_frozen_replica_costs_time_and_no_answer() -> None:
+    async with replicas(never, at_once) as addresses, Gateway(addresses) as fleet:
+        asked = [fleet.schedule(decision_pb2.Request(id=f"r{n}")) for n in range(6)]  # both replicas have their turn
+        answers = await asyncio.gather(*asked)
+    assert [answer.decision.request for answer in answers] == [f"r{n}" for n in range(6)]
+
+
+async def test_replicas_that_are_all_frozen_are_an_error_in_time() -> None:
+    async with replicas(never, never) as addresses, Gateway(addresses) as fleet:
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await asyncio.wait_for(fleet.schedule(decision_pb2.Request(id="r")), 20.0)
+    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_deadlines_are_the_calls_own() -> None:
+    """grpcio ends a call up to 2 s before the `timeout` of a service config."""
+    assert all("timeout" not in method for method in SERVICE_CONFIG["methodConfig"])
