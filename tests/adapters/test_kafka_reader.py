@@ -1,7 +1,7 @@
 """Reader: what no broker shows at will: a stalled position, a leaked cancellation, an outage seen from inside."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 import pytest
@@ -90,6 +90,8 @@ class Table:
     def __init__(self, count: int) -> None:
         self.link = ScriptedLink([value(n) for n in range(count)])
         self.seen: list[tuple[int, bool]] = []
+        self.read_at_s: list[float] = []
+        self.on_first: Callable[[], None] = lambda: None  # called while the first record is taken in
         self.resets = self.readings = 0
         self.letters = DeadLetters(self._nowhere, by="t")
         self.follower = Follower(
@@ -109,6 +111,9 @@ class Table:
         if heard.message.n == 13:
             raise BadRecordError("unlucky")
         self.seen.append((heard.message.n, heard.live))
+        self.read_at_s.append(heard.read_at_s)
+        if len(self.seen) == 1:
+            self.on_first()
 
     def _caught_up(self) -> None:
         self.readings += 1
@@ -216,6 +221,36 @@ async def test_an_own_gap_makes_what_comes_next_of_unknown_age(monkeypatch: pyte
         await asyncio.sleep(0.01)
     assert table.seen[1] == (1, False)
     await table.follower.until_caught_up()
+    await table.stop()
+
+
+async def test_a_pause_of_this_process_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(1)
+    await table.follower.until_caught_up()
+    table.link.consumers[-1].stuck = True
+    table.link.log.append(value(1))  # written while we slept
+    real = kafka_reader.monotonic_s
+    monkeypatch.setattr(kafka_reader, "monotonic_s", lambda: real() + 2 * kafka_reader.STALL_MAX_S)
+    await asyncio.sleep(0.2)
+    assert not table.task.done()
+    table.link.consumers[-1].stuck = False
+    while len(table.seen) < 2:
+        await asyncio.sleep(0.01)
+    assert table.seen[1] == (1, False)
+    await table.stop()
+
+
+async def test_a_record_is_as_old_as_its_reading_when_a_pause_lies_before_its_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = Table(0)
+    await table.follower.until_caught_up()
+    real = kafka_reader.monotonic_s
+    table.on_first = lambda: monkeypatch.setattr(kafka_reader, "monotonic_s", lambda: real() + 30.0)
+    table.link.log += [value(0), value(1)]
+    while len(table.seen) < 2:
+        await asyncio.sleep(0.01)
+    assert max(table.read_at_s) <= real()
     await table.stop()
 
 

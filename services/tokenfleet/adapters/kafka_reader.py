@@ -66,7 +66,7 @@ class Reader(ABC, Generic[M]):
         self._cluster = ""
         self._ready = asyncio.Event()
         self._started = False
-        self._moved_s = self._polled_s = self._looked_s = 0.0
+        self._moved_s = self._polled_s = self._looked_s = self._awake_at_s = 0.0
 
     @property
     def caught_up(self) -> bool:
@@ -128,7 +128,7 @@ class Reader(ABC, Generic[M]):
             self._cluster = self._link.cluster_id
             await self._begin(consumer)
             self._started = True
-            self._moved_s = self._polled_s = monotonic_s()
+            self._moved_s = self._polled_s = self._awake_at_s = monotonic_s()
             self._looked_s = 0.0
             while True:
                 await self._settle(consumer)
@@ -141,10 +141,7 @@ class Reader(ABC, Generic[M]):
 
     async def _poll(self, consumer: AIOKafkaConsumer) -> None:
         batches = await consumer.getmany(timeout_ms=round(POLL_S * 1000))
-        now_s = monotonic_s()
-        if now_s - self._polled_s > GAP_MAX_S:
-            self._shut()
-        self._polled_s = now_s
+        now_s = self._polled_s = self._awake()
         if not (records := self._ours({tp.partition: batch for tp, batch in batches.items()})):
             return
         for partition, batch in records.items():
@@ -153,13 +150,26 @@ class Reader(ABC, Generic[M]):
         self.last_heard_s = self._moved_s = now_s
         await self._take(consumer, records)
 
+    def _awake(self) -> float:
+        """The time. After a pause of this process, or a long taking-in, what comes next is of unknown age.
+
+        Nor is it a stall: nothing could have moved meanwhile.
+        """
+        now_s = monotonic_s()
+        away_s = now_s - self._awake_at_s
+        if away_s > GAP_MAX_S:
+            self._shut()
+            self._moved_s += away_s
+        self._awake_at_s = now_s
+        return now_s
+
     def _ours(self, records: Mapping[int, Sequence[ConsumerRecord]]) -> dict[int, Sequence[ConsumerRecord]]:
         """The records that may be taken now."""
         return {partition: batch for partition, batch in records.items() if partition in self._next}
 
     async def _look(self, consumer: AIOKafkaConsumer) -> None:
         """Compare our positions with the log's ends."""
-        self._looked_s = monotonic_s()
+        self._looked_s = self._awake()
         try:
             ends = await self._link.ends(self.name, self._next)
         except KafkaAwayError:
@@ -219,6 +229,7 @@ class Reader(ABC, Generic[M]):
             offset=raw.offset,
             message=message,
             live=self._gate.is_open(raw.partition),
+            read_at_s=self._polled_s,
             appended_wall_s=raw.timestamp / 1000,
         )
 

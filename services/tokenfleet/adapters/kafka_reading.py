@@ -14,8 +14,9 @@ class Record(Struct, Generic[M_co], frozen=True, kw_only=True):
     """One message and where it lies.
 
     `cluster` is the Kafka cluster id: (cluster, offset) orders claims. `live` is False for what was read while
-    catching up (at start, after an own gap, after Kafka came back): its age is unknown. `appended_wall_s` is when the
-    log took it (Unix seconds of the broker, or of the writer where the topic keeps the writer's time).
+    catching up (at start, after an own gap, after Kafka came back): its age is unknown. `read_at_s` is when this
+    process got it (monotonic): ages count from there, also when a pause lies before its use. `appended_wall_s` is when
+    the log took it (Unix seconds of the broker, or of the writer where the topic keeps the writer's time).
     """
 
     topic: Topic[M_co]
@@ -25,6 +26,7 @@ class Record(Struct, Generic[M_co], frozen=True, kw_only=True):
     offset: int
     message: M_co
     live: bool
+    read_at_s: float = 0.0
     appended_wall_s: float = 0.0
 
 

@@ -84,7 +84,7 @@ class SiteShards:
         for record in records:
             if (shard := self._owned.get(record.partition)) is None:
                 continue
-            applied = shard.apply(record.message, offset=record.offset, now_s=monotonic_s(), live=record.live)
+            applied = shard.apply(record.message, offset=record.offset, now_s=record.read_at_s, live=record.live)
             ROWS_FOLDED.labels(self.site).inc(len(getattr(record.message, "beats", ())))
             if applied.conflicts:
                 CONFLICTS.labels(self.site).inc()

@@ -119,7 +119,7 @@ class _Face:
             logger.warning("%s: the sketch of %s was not published: %s", name, pool, error)
 
     def _hear(self, record: Record[Any]) -> None:
-        how = Heard(partition=record.partition, offset=record.offset, now_s=monotonic_s(), live=record.live)
+        how = Heard(partition=record.partition, offset=record.offset, now_s=record.read_at_s, live=record.live)
         try:
             self._site.heard(record.message, how)
         except PolicyError as error:

@@ -5,6 +5,7 @@ LOOP_SILENT_MAX_S, when a part says that it isn't ready, or while stopping. The 
 """
 
 import asyncio
+import contextlib
 import json
 import threading
 from collections.abc import Callable
@@ -104,11 +105,12 @@ def _handler(status: Status) -> type[BaseHTTPRequestHandler]:
                 self._answer(404, "text/plain", b"/health or /metrics\n")
 
         def _answer(self, code: int, kind: str, body: bytes) -> None:
-            self.send_response(code)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            with contextlib.suppress(ConnectionError):  # who asked has left: this process was paused, or is busy
+                self.send_response(code)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
             """Probes are not worth a log line."""

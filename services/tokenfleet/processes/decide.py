@@ -125,7 +125,7 @@ class _Hearing:
         self._newest: dict[str, float] = {}
 
     def __call__(self, record: Record[Any]) -> None:
-        how = Heard(partition=record.partition, offset=record.offset, now_s=monotonic_s(), live=record.live)
+        how = Heard(partition=record.partition, offset=record.offset, now_s=record.read_at_s, live=record.live)
         try:
             self._site.heard(record.message, how)
         except PolicyError as error:
