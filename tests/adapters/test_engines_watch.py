@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from random import Random
 
 import aiohttp
 import pytest
@@ -64,15 +63,21 @@ async def watch(engine: Engine) -> AsyncIterator[EngineWatch]:
             secret=b"s",
             log=KvLog("i"),
             life="test",
-            period_s=0.02,
-            rng=Random(1),
         )
-        task = asyncio.create_task(watch.run())
+        tasks = {asyncio.create_task(watch.run()), asyncio.create_task(asking(watch))}
         yield watch
-        assert not task.done()
-        task.cancel()
-        await asyncio.wait({task})
+        assert not any(task.done() for task in tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
     context.destroy(linger=0)
+
+
+async def asking(watch: EngineWatch) -> None:
+    """What a site's feed does once a period."""
+    while True:
+        watch.ask()
+        await asyncio.sleep(0.02)
 
 
 async def heard(watch: EngineWatch, **wanted: object) -> Heartbeat:

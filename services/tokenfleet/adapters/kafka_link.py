@@ -25,7 +25,7 @@ M = TypeVar("M", bound=Struct)
 T = TypeVar("T")
 
 SEND_TIMEOUT_S = 2.0
-ASK_TIMEOUT_S = 1.0  # for the end of a log; a broker that needs longer counts as away
+ASK_TIMEOUT_S = 3.0  # for the end of a log; a broker that needs longer counts as away
 WATCH_EVERY_S = 2.0  # how often cluster id and ends are compared: another log is noticed this fast
 REQUEST_TIMEOUT_S = 5.0  # ends requests on a connection whose other side is gone without a word
 BATCH_BYTES_MAX = RECORD_BYTES_MAX + 4096  # room for one largest record with its key and headers
@@ -189,13 +189,14 @@ class KafkaLink:
         began_s = monotonic_s()
         for start in (self._admin.start, self._producer.start, self._asker.start):
             await self._until_started(start, give_up_s=began_s + self._wait_max_s)
-        self.cluster_id = await self._ask_cluster_id()
-        await self._list_topics()
+        await self._until_started(self._learn_cluster_id, give_up_s=began_s + self._wait_max_s)
+        await self._until_started(self._list_topics, give_up_s=began_s + self._wait_max_s)
 
-    async def _until_started(self, start: Callable[[], Awaitable[None]], *, give_up_s: float) -> None:
+    async def _until_started(self, start: Callable[[], Awaitable[object]], *, give_up_s: float) -> None:
         while True:
             try:
-                return await start()
+                await start()
+                return
             except (KafkaError, OSError) as error:
                 if monotonic_s() > give_up_s:
                     raise SetupError(f"no Kafka broker answers at {self.bootstrap}: {error}") from error
@@ -223,6 +224,9 @@ class KafkaLink:
                 logger.warning("kafka: another cluster answers: %s after %s", cluster_id, self.cluster_id)
                 self._counts.clear()  # its topics may have another shape
             self.cluster_id, self.connected = cluster_id, True
+
+    async def _learn_cluster_id(self) -> None:
+        self.cluster_id = await self._ask_cluster_id()
 
     async def _ask_cluster_id(self) -> str:
         found = await self._ask(self._admin.describe_cluster())

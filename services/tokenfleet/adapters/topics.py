@@ -74,7 +74,7 @@ KVCACHE = Topic[records.KvDelta | records.KvSnapshot](
     partitions=4,
     retention_s=120.0,  # twice the snapshot period: what is older is in a snapshot
     description="Canonical block keys stored and removed by one instance, and periodic snapshots in parts.",
-    fetch_wait_s=0.1,
+    fetch_wait_s=0.25,
 )
 CAPACITY = Topic[records.CapacityShard](
     name="capacity",

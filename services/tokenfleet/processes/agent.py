@@ -129,8 +129,6 @@ class Agent:
             secret=self._secret,
             log=kv_log,
             life=self._life,
-            period_s=self._settings.scrape_period_s,
-            rng=self._rng,
         )
         return watch, watched(self._tasks, watch.run(), name=f"watch {spec.id}")
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from random import Random
 
 import aiohttp
 import zmq
@@ -28,11 +27,11 @@ logger = logging.getLogger(__name__)
 
 
 class EngineWatch:
-    """One instance. `run` watches until cancelled; `beat` tells what is known now.
+    """One instance. `run` watches until cancelled; `ask` has a page scraped, `beat` tells what is known now.
 
     `log` outlives the watch: its numbers must go on when an instance is watched anew. `life` differs between starts of
-    the agent (for boots that engines don't name), `rng` spreads scrapes over the period. `boot` is empty until the
-    first page.
+    the agent (for boots that engines don't name). `boot` is empty until the first page. `idle` is set while no page is
+    being asked for.
     """
 
     def __init__(
@@ -44,8 +43,6 @@ class EngineWatch:
         secret: bytes,
         log: KvLog,
         life: str,
-        period_s: float,
-        rng: Random,
     ) -> None:
         self.spec = spec
         self.log = log
@@ -54,13 +51,14 @@ class EngineWatch:
         self._session = session
         self._context = context
         self._secret = secret
-        self._period_s = period_s
-        self._rng = rng
         self._reader = PageReader(engine_mappings()[spec.engine], life=life)
         self._read_at_s = monotonic_s()  # when the last page was asked for; before the first, when the watch began
         self._read_wall_s = 0.0  # the same by the wall clock, a label
         self._failing = True
         self._refused = False
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._asked = asyncio.Event()
         self._problem = ""
         self._follow_anew = asyncio.Event()
 
@@ -91,6 +89,12 @@ class EngineWatch:
         self.blocks = EngineBlocks(secret=self._secret, model=self.spec.model, block_tokens=block_tokens)
         self.log.tell_whole()
         self._follow_anew.set()
+
+    def ask(self) -> None:
+        """Have a page scraped now, unless the last one is still being asked for."""
+        if self.idle.is_set():
+            self.idle.clear()
+            self._asked.set()
 
     def beat(self, now_s: float) -> Heartbeat:
         """The heartbeat at `now_s`; after failed scrapes the last values with their age."""
@@ -130,13 +134,11 @@ class EngineWatch:
         )
 
     async def _scrape_forever(self) -> None:
-        await asyncio.sleep(self._rng.random() * self._period_s)
-        next_at_s = monotonic_s()
         while True:
+            await self._asked.wait()
+            self._asked.clear()
             await self._scrape()
-            # a scrape that took longer than its period skips the ones it overlapped
-            next_at_s = max(next_at_s + self._period_s, monotonic_s())
-            await asyncio.sleep(next_at_s - monotonic_s())
+            self.idle.set()
 
     async def _scrape(self) -> None:
         asked_at_s = monotonic_s()
