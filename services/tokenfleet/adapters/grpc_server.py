@@ -7,12 +7,14 @@ waiting helps); anything else is INTERNAL with an id that the log names, never a
 import logging
 import socket
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from functools import partial
+from typing import Any, Final, cast
 
 import grpc
 import grpc.aio
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -119,21 +121,19 @@ class ErrorsAsStatuses(grpc.aio.ServerInterceptor):
         if handler is None:
             return handler
         method = handler_call_details.method
+        read, write = partial(_message, handler.request_deserializer), handler.response_serializer
+        # Messages are read in here and not by gRPC, which has a stack trace for whoever sends bytes that are none.
         if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(
-                _answering(handler.unary_unary, method), handler.request_deserializer, handler.response_serializer
-            )
+            one = _answering(handler.unary_unary, read, method)
+            return grpc.unary_unary_rpc_method_handler(one, None, write)
         if handler.stream_unary:
-            return grpc.stream_unary_rpc_method_handler(
-                _answering(handler.stream_unary, method), handler.request_deserializer, handler.response_serializer
-            )
+            one = _answering(handler.stream_unary, partial(_messages, read), method)
+            return grpc.stream_unary_rpc_method_handler(one, None, write)
         if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(
-                _streaming(handler.unary_stream, method), handler.request_deserializer, handler.response_serializer
-            )
-        return grpc.stream_stream_rpc_method_handler(
-            _streaming(handler.stream_stream, method), handler.request_deserializer, handler.response_serializer
-        )
+            many = _streaming(handler.unary_stream, read, method)
+            return grpc.unary_stream_rpc_method_handler(many, None, write)
+        many = _streaming(handler.stream_stream, partial(_messages, read), method)
+        return grpc.stream_stream_rpc_method_handler(many, None, write)
 
 
 def status_of(error: Exception, *, method: str) -> status_pb2.Status:
@@ -176,10 +176,13 @@ def probe_port(listen: str) -> None:
         ) from error
 
 
-def _answering(handler: Callable[[Any, Any], Any], method: str) -> Callable[[Any, Any], Any]:
-    async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+def _answering(
+    handler: Callable[[Any, Any], Any], read: Callable[[Any], Any], method: str
+) -> Callable[[Any, Any], Any]:
+    async def answer(raw: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
-            return await handler(request, context)
+            await _refuse_overdue(context)
+            return await handler(read(raw), context)
         except grpc.aio.AbortError:
             raise
         except Exception as error:
@@ -188,10 +191,13 @@ def _answering(handler: Callable[[Any, Any], Any], method: str) -> Callable[[Any
     return answer
 
 
-def _streaming(handler: Callable[[Any, Any], Any], method: str) -> Callable[[Any, Any], Any]:
-    async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+def _streaming(
+    handler: Callable[[Any, Any], Any], read: Callable[[Any], Any], method: str
+) -> Callable[[Any, Any], Any]:
+    async def answer(raw: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
-            async for message in handler(request, context):
+            await _refuse_overdue(context)
+            async for message in handler(read(raw), context):
                 yield message
         except grpc.aio.AbortError:
             raise
@@ -199,6 +205,26 @@ def _streaming(handler: Callable[[Any, Any], Any], method: str) -> Callable[[Any
             await _abort(context, status_of(error, method=method))
 
     return answer
+
+
+async def _refuse_overdue(context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Nobody waits for the answer any more: no work, and nothing placed for it."""
+    left_s = cast(float | None, context.time_remaining())  # None without a deadline, whatever the stub says
+    if left_s is not None and left_s <= 0:
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the call was looked at")
+
+
+def _message(parse: Callable[[bytes], Any], value: bytes) -> Any:
+    """Raises BadRequestError for bytes that are no message of the call."""
+    try:
+        return parse(value)
+    except DecodeError as error:
+        raise BadRequestError("request", "the bytes are no message of this call") from error
+
+
+async def _messages(read: Callable[[bytes], Any], values: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+    async for value in values:
+        yield read(value)
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], status: status_pb2.Status) -> None:

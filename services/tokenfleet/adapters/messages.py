@@ -4,9 +4,8 @@ Everything a caller sends is checked here once, before any work: sizes, ranges, 
 problem is a BadRequestError that names the field.
 """
 
-import math
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, cast
 
 from google.protobuf.message import Message
@@ -17,7 +16,11 @@ from tokenfleet.core.errors import BadRequestError
 from tokenfleet.core.records import OutcomeEvent, OutcomeKind
 from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2
 
-NAME_MAX_BYTES: Final = 256
+NAME_MAX_BYTES: Final = 256  # after NFC, in UTF-8
+NAME_RAW_MAX_CHARS: Final = 4 * NAME_MAX_BYTES  # longer ones are refused unread; NFC never shortens a text so far
+BIDI_CONTROLS: Final = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
+SECONDS_MAX: Final = 1e9  # 31 years: longer is a fault, and sums of it are no numbers soon
+WALL_MAX_S: Final = 2.5e11  # in the year 9892
 BLOCK_KEYS_MAX: Final = 16_384  # a prompt of 4 M tokens at 256 a block
 TOKENS_MAX: Final = 2**31 - 1
 ATTEMPT_MAX: Final = 1_000
@@ -59,7 +62,7 @@ def request_from_wire(message: decision_pb2.Request, *, site: str, dry_run: bool
         lease=_text("lease", message.lease),
         sites_tried=_names("sites_tried", message.sites_tried),
         elapsed_s=_not_negative("elapsed_s", message.elapsed_s),
-        upload_bytes=max(0, message.upload_bytes),
+        upload_bytes=_upload(message.upload_bytes),
         dry_run=dry_run,
     )
 
@@ -68,6 +71,9 @@ def outcome_from_wire(message: outcomes_pb2.OutcomeEvent, *, site: str, received
     """The event that `message` reports. Raises BadRequestError for a field that can't be used."""
     if (kind := REPORTED_KINDS.get(message.kind)) is None:
         raise BadRequestError("kind", f"not one of {', '.join(REPORTED_KINDS.values())}")
+    model = _name("model", message.model)
+    ran_at = _text("site", message.site) or site
+    instance = _text("instance", message.instance)
     return OutcomeEvent(
         request=_name("request", message.request),
         attempt=_at_most("attempt", message.attempt, ATTEMPT_MAX),
@@ -75,12 +81,12 @@ def outcome_from_wire(message: outcomes_pb2.OutcomeEvent, *, site: str, received
         decision=_text("decision", message.decision),
         tenant=_name("tenant", message.tenant),
         request_class=_name("request_class", message.request_class),
-        model=_name("model", message.model),
+        model=model,
         origin=_text("origin", message.origin) or site,
-        site=_text("site", message.site) or site,
-        instance=_text("instance", message.instance),
-        pool=f"{message.model}@{message.site or site}" if message.instance else "",
-        at_wall_s=message.at_wall_s if _is_usable(message.at_wall_s) and message.at_wall_s > 0 else received_wall_s,
+        site=ran_at,
+        instance=instance,
+        pool=f"{model}@{ran_at}" if instance else "",
+        at_wall_s=message.at_wall_s if 0 < message.at_wall_s <= WALL_MAX_S else received_wall_s,
         elapsed_s=_not_negative("elapsed_s", message.elapsed_s),
         attempt_s=_not_negative("attempt_s", message.attempt_s),
         ttft_s=_optional_seconds(message, "ttft_s"),
@@ -131,12 +137,22 @@ def _repeat(values: Iterable[Any], field: Any) -> None:
 
 
 def _text(field: str, value: str) -> str:
-    if len(value) > NAME_MAX_BYTES or len(value.encode()) > NAME_MAX_BYTES:
-        raise BadRequestError(field, f"{len(value.encode()):,} bytes, at most {NAME_MAX_BYTES} are taken")
+    """The text in NFC, so that equal names are equal. Raises BadRequestError for what can't stand in one line."""
+    if len(value) > NAME_RAW_MAX_CHARS:
+        raise BadRequestError(field, f"{len(value):,} characters, at most {NAME_MAX_BYTES} bytes are taken")
     value = unicodedata.normalize("NFC", value)
-    if any(unicodedata.category(c) == "Cc" for c in value):
-        raise BadRequestError(field, "holds a control character")
+    if (size := len(value.encode())) > NAME_MAX_BYTES:
+        raise BadRequestError(field, f"{size:,} bytes, at most {NAME_MAX_BYTES} are taken")
+    if not value.isprintable() and any(_breaks_a_line(character) for character in value):
+        raise BadRequestError(field, "holds a control character, a line break or a change of writing direction")
     return value
+
+
+def _breaks_a_line(character: str) -> bool:
+    """Whether the character could forge or reorder a line of a log or a terminal."""
+    return (
+        unicodedata.category(character) in ("Cc", "Zl", "Zp") or unicodedata.bidirectional(character) in BIDI_CONTROLS
+    )
 
 
 def _name(field: str, value: str) -> str:
@@ -145,11 +161,10 @@ def _name(field: str, value: str) -> str:
     return _text(field, value)
 
 
-def _names(field: str, values: Iterable[str]) -> tuple[str, ...]:
-    names = tuple(_name(field, value) for value in values)
-    if len(names) > SITES_TRIED_MAX:
-        raise BadRequestError(field, f"{len(names)} values, at most {SITES_TRIED_MAX} are taken")
-    return names
+def _names(field: str, values: Sequence[str]) -> tuple[str, ...]:
+    if len(values) > SITES_TRIED_MAX:
+        raise BadRequestError(field, f"{len(values):,} values, at most {SITES_TRIED_MAX} are taken")
+    return tuple(_name(field, value) for value in values)
 
 
 def _at_most(field: str, value: int, most: int) -> int:
@@ -183,19 +198,21 @@ def _block_keys(keys: bytes, block_tokens: int, prompt_tokens: int) -> bytes:
     return keys
 
 
-def _is_usable(value: float) -> bool:
-    return math.isfinite(value)
-
-
 def _not_negative(field: str, value: float) -> float:
-    if not _is_usable(value) or value < 0:
-        raise BadRequestError(field, f"{value} is not a number of seconds from 0")
+    if not 0 <= value <= SECONDS_MAX:  # what is not a number is in no range
+        raise BadRequestError(field, f"{value:g} is not a number of seconds between 0 and {SECONDS_MAX:g}")
     return value
 
 
 def _positive(field: str, value: float) -> float:
-    if not _is_usable(value) or value <= 0:
-        raise BadRequestError(field, f"{value} is not a positive number of seconds")
+    if not 0 < value <= SECONDS_MAX:
+        raise BadRequestError(field, f"{value:g} is not a number of seconds above 0 and up to {SECONDS_MAX:g}")
+    return value
+
+
+def _upload(value: int) -> int:
+    if value < 0:
+        raise BadRequestError("upload_bytes", f"{value} is below 0")
     return value
 
 

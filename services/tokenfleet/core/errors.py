@@ -32,34 +32,36 @@ class BadRequestError(TokenFleetError):
         self.problem = problem
 
 
-def _known(known: Iterable[str]) -> str:
+def listed(known: Iterable[str]) -> str:
+    """What there is, in order: at most KNOWN_NAMES_SHOWN names, each cut to its beginning."""
     names = sorted(known)
-    shown = ", ".join(names[:KNOWN_NAMES_SHOWN]) or "none"
+    shown = ", ".join(name[:NAME_SHOWN_CHARS] for name in names[:KNOWN_NAMES_SHOWN]) or "none"
     return shown + (f" and {len(names) - KNOWN_NAMES_SHOWN} more" if len(names) > KNOWN_NAMES_SHOWN else "")
 
 
-KNOWN_NAMES_SHOWN = 20  # keeps an error message below 1 KiB whatever the policy holds
+KNOWN_NAMES_SHOWN = 20
+NAME_SHOWN_CHARS = 40  # about 1 KiB in all: a status carries the text twice, and gRPC has 8 KiB of metadata
 
 
 class UnknownModelError(BadRequestError):
     """No model of that name is in the policy."""
 
     def __init__(self, model: str, known: Iterable[str]) -> None:
-        super().__init__("model", f"no model {model[:80]!r}; there is: {_known(known)}")
+        super().__init__("model", f"no model {model[:NAME_SHOWN_CHARS]!r}; there is: {listed(known)}")
 
 
 class UnknownTenantError(BadRequestError):
     """No tenant of that name is in the policy, and the policy has no default tenant."""
 
     def __init__(self, tenant: str, known: Iterable[str]) -> None:
-        super().__init__("tenant", f"no tenant {tenant[:80]!r}; there is: {_known(known)}")
+        super().__init__("tenant", f"no tenant {tenant[:NAME_SHOWN_CHARS]!r}; there is: {listed(known)}")
 
 
 class UnknownSiteError(BadRequestError):
-    """No site of that name is in the policy."""
+    """No site of that name is in the policy: the request can't have arrived there."""
 
     def __init__(self, site: str, known: Iterable[str]) -> None:
-        super().__init__("site", f"no site {site[:80]!r}; there is: {_known(known)}")
+        super().__init__("origin", f"no site {site[:NAME_SHOWN_CHARS]!r}; there is: {listed(known)}")
 
 
 class TableNotReadyError(TokenFleetError):

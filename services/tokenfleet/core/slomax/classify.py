@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from tokenfleet.core.decision import Request
-from tokenfleet.core.errors import BadRequestError
+from tokenfleet.core.errors import NAME_SHOWN_CHARS, BadRequestError, listed
 from tokenfleet.core.policy import REQUIRED_CLASSES, Policy, Tenant
 from tokenfleet.core.predict.rate import prefill_tokens_per_s
 from tokenfleet.core.predict.work import uncached_tokens
@@ -35,8 +35,10 @@ def classify(request: Request, pool: PoolView, policy: Policy, *, output_q90_tok
     BadRequestError for a class that the policy lacks, UnknownTenantError for a tenant that it lacks.
     """
     if request.declared_class and request.declared_class not in policy.classes:
-        there_is = ", ".join(sorted(policy.classes))
-        raise BadRequestError("declared_class", f"no class {request.declared_class[:80]!r}; there is: {there_is}")
+        raise BadRequestError(
+            "declared_class",
+            f"no class {request.declared_class[:NAME_SHOWN_CHARS]!r}; there is: {listed(policy.classes)}",
+        )
     found = (
         Classification(request_class=request.declared_class, rule="declared by the caller")
         if request.declared_class
