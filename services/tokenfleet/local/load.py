@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +27,7 @@ from tokenfleet.local.attempt import Attempt
 from tokenfleet.local.load_books import LoadBooks
 from tokenfleet.local.load_config import LoadConfig
 from tokenfleet.local.load_requests import laid_rows, numbered, request_of
-from tokenfleet.local.serving import until_serving
+from tokenfleet.local.serving import until_engines_known, until_serving
 from tokenfleet.sim.traces import TraceRow
 from tokenfleet.wire.v1 import decision_pb2
 
@@ -71,8 +72,8 @@ class Load:
                 self._save()
 
     async def _all_serve(self) -> bool:
-        """Wait for the origins' decision services; False when the end came first."""
-        serving = asyncio.gather(*(until_serving(targets) for targets in self._config.origins.values()))
+        """Wait until the origins answer and know engines; False when the end came first."""
+        serving = asyncio.gather(*(self._serves(targets) for targets in self._config.origins.values()))
         stopped = asyncio.create_task(self.stop.wait())
         await asyncio.wait({serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
@@ -80,6 +81,10 @@ class Load:
             serving.cancel()
             return False
         return True
+
+    async def _serves(self, targets: Sequence[str]) -> None:
+        await until_serving(targets)
+        await until_engines_known(targets, self._config.models)
 
     async def _replay(self, session: aiohttp.ClientSession) -> None:
         began_s = monotonic_s()

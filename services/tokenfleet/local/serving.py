@@ -1,13 +1,18 @@
-"""Serving: when the decision service of a site answers, by gRPC's own health protocol."""
+"""Serving: when the decision service of a site answers, by gRPC's own health protocol, and when it knows engines."""
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tokenfleet.client import calls
+from tokenfleet.core.errors import TokenFleetError
+
 ASK_AGAIN_S = 0.1
+ENGINES_WAIT_MAX_S = 15.0  # then the load begins anyway, and shows the refusals
 ASK_TIMEOUT_S = 2.0
 
 
@@ -20,6 +25,22 @@ async def until_serving(targets: Sequence[str]) -> None:
         for task in asking:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
+
+
+async def until_engines_known(targets: Sequence[str], models: Collection[str]) -> None:
+    """Return when a replica at `targets` knows a ready instance of each model at some site, or after a while."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(ENGINES_WAIT_MAX_S):
+            while not await _ready_models(targets) >= set(models):
+                await asyncio.sleep(ASK_AGAIN_S)
+
+
+async def _ready_models(targets: Sequence[str]) -> set[str]:
+    try:
+        seen = await calls.sites(targets)
+    except TokenFleetError:
+        return set()
+    return {pool.model for site in seen.sites for pool in site.pools if pool.ready}
 
 
 async def _until_one_serves(target: str) -> None:
