@@ -5,10 +5,14 @@ import contextlib
 import hashlib
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
 
+from tests import kafka_server
 from tests.kafka_server import Can, KafkaServer, OwnKafka
 from tokenfleet.adapters import kafka_admin
 from tokenfleet.adapters.kafka import Kafka
@@ -311,11 +315,31 @@ async def test_apply_creates_compares_and_says_the_remedy(kafka: KafkaServer) ->
     assert {result.state for result in await kafka_admin.apply(kafka.bootstrap, [site])} == {"ok"}
     wider: Topic[PlacementEnvelope] = msgspec.structs.replace(PLACEMENTS, partitions=6)
     [wrong] = await kafka_admin.apply(kafka.bootstrap, [site], topics=[wider])
-    assert (wrong.state, wrong.partitions) == ("wrong", 4)
-    assert "partitions.placements = 4" in wrong.remedy
+    assert (wrong.state, wrong.partitions) == ("wrong", PLACEMENTS.partitions)
+    assert f"partitions.placements = {PLACEMENTS.partitions}" in wrong.remedy
     [again] = await kafka_admin.apply(kafka.bootstrap, [site], topics=[wider], recreate_wrong=True)
     assert again.state == "recreated"
     assert [result.state for result in await kafka_admin.apply(kafka.bootstrap, [site], topics=[wider])] == ["ok"]
+
+
+async def test_asking_for_a_topic_does_not_create_it(tmp_path: Path) -> None:
+    broker = kafka_server.tansu(tmp_path)  # it creates what clients ask for, if they let it
+    await broker.start()
+    try:
+        async with Kafka(broker.bootstrap, client_id="asks") as client:
+            consumer = client.consumer()
+            await consumer.start()
+            consumer.assign([TopicPartition("tokenfleet.nowhere.v1", 0)])
+            await consumer.getmany(timeout_ms=300)
+            await consumer.stop()
+        applied = await kafka_admin.apply(broker.bootstrap, ["nowhere"], topics=SMALL)
+        assert {each.state for each in applied} == {"created"}
+        admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap)
+        await admin.start()
+        assert "tokenfleet.nowhere.v1" not in {each["topic"] for each in await admin.describe_topics()}
+        await admin.close()
+    finally:
+        await broker.stop()
 
 
 async def test_apply_without_a_broker_says_so(unused_tcp_port: int) -> None:

@@ -7,13 +7,16 @@ but `kafka_admin`.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import aiokafka.client
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from aiokafka.producer.message_accumulator import BatchBuilder
+from aiokafka.protocol.metadata import MetadataRequest
 from msgspec import Struct
 
 from tokenfleet.adapters.clock import monotonic_s
@@ -30,6 +33,10 @@ WATCH_EVERY_S = 2.0  # how often cluster id and ends are compared: another log i
 REQUEST_TIMEOUT_S = 5.0  # ends requests on a connection whose other side is gone without a word
 BATCH_BYTES_MAX = RECORD_BYTES_MAX + 4096  # room for one largest record with its key and headers
 STOP_MAX_S = 5.0
+
+# Only `topics apply` creates topics. aiokafka lets brokers create what it asks for; when the embedded broker has been
+# restarted, several clients at once then make one topic twice, which takes no record ever after.
+aiokafka.client.MetadataRequest = partial(MetadataRequest, allow_auto_topic_creation=False)
 
 logger = logging.getLogger(__name__)
 

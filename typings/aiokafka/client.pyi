@@ -1,0 +1,5 @@
+from collections.abc import Callable
+
+from aiokafka.protocol import metadata
+
+MetadataRequest: Callable[..., metadata.MetadataRequest]
