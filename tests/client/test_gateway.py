@@ -72,3 +72,34 @@ async def test_replicas_that_are_all_frozen_are_an_error_in_time() -> None:
 def test_deadlines_are_the_calls_own() -> None:
     """grpcio ends a call up to 2 s before the `timeout` of a service config."""
     assert all("timeout" not in method for method in SERVICE_CONFIG["methodConfig"])
+
+
+class Origin(scheduler_pb2_grpc.SchedulerServicer):
+    """Sends every request to a site that can't be reached and then, told so, takes it; keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[decision_pb2.Request] = []
+
+    async def Schedule(
+        self, request: scheduler_pb2.ScheduleRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> scheduler_pb2.ScheduleResponse:
+        self.asked.append(request.request)
+        await asyncio.sleep(0.05)
+        gone = decision_pb2.Decision(verdict=decision_pb2.VERDICT_REDIRECT, site="c", gateways=["127.0.0.1:1"])
+        here = decision_pb2.Decision(verdict=decision_pb2.VERDICT_ADMIT, site="b")
+        return scheduler_pb2.ScheduleResponse(decision=here if request.request.sites_tried else gone)
+
+
+async def test_what_earlier_tries_took_counts_as_elapsed() -> None:
+    origin, server = Origin(), grpc.aio.server()
+    scheduler_pb2_grpc.add_SchedulerServicer_to_server(origin, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    async with Gateway([address]) as fleet:
+        answer = await fleet.schedule(decision_pb2.Request(id="r", elapsed_s=2.0))
+    await server.stop(None)
+    assert answer.admitted
+    first, second = origin.asked
+    assert (first.attempt, second.attempt, list(second.sites_tried)) == (0, 1, ["c"])
+    assert first.elapsed_s >= 2.0
+    assert second.elapsed_s >= first.elapsed_s + 0.04  # the origin's answer alone took 0.05 s

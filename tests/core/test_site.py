@@ -144,7 +144,8 @@ def test_an_idle_site_whose_averages_are_zero_by_zero_is_seen_as_idle() -> None:
     (view, *_), summary = b.site.pool("small-chat", b.now_s).instances, b.summary().pools[0]
     assert (view.availability, view.suspect, view.queued, view.decoding) == ("ready", False, 0, 0)
     assert (summary.ready, summary.seats.used, summary.kv.used, summary.waits_s) == (2, 0.0, 0.0, (0.0, 0.0))
-    assert b.site.capacity.rows()[0].beat.ttft is None
+    beat = b.site.capacity.rows()[0].beat
+    assert (beat.running, beat.in_flight_tokens, beat.ttft) == (0.0, None, None)
     assert b.decide(asked("r1")).decision.verdict == "admit"
 
 

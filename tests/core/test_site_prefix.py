@@ -84,9 +84,10 @@ def test_a_block_delivered_twice_is_one_and_goes_with_its_one_removal() -> None:
     assert credit(b, [1]) == {}
 
 
-def test_an_instance_that_is_gone_takes_its_credit_and_its_failures_along() -> None:
+def test_an_instance_that_is_gone_leaves_no_blocks_behind() -> None:
     b = Town("b", small=2)
     warm(b, "b-small-0", [1, 2])
     del b.beats[0]
     b.hears_telemetry()
     assert credit(b, [1, 2]) == {}
+    assert b.site.prefix.blocks("b-small-0") == 0

@@ -22,6 +22,7 @@ import grpc
 import grpc.aio
 from msgspec import Struct
 
+from tokenfleet.adapters.clock import monotonic_s
 from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2, outcomes_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -108,12 +109,15 @@ class Gateway:
         trail: list[decision_pb2.Decision] = []
         asked = decision_pb2.Request()
         asked.CopyFrom(request)
+        began_s = monotonic_s()
         while True:
+            asked.elapsed_s = request.elapsed_s + monotonic_s() - began_s  # what earlier tries took is spent
             decision = await self._ask(self.targets, asked, dry_run=dry_run)
             trail.append(decision)
             if decision.verdict != decision_pb2.VERDICT_REDIRECT:
                 return Answer(decision=decision, trail=tuple(trail), gateways=self.targets)
             there = tuple(decision.gateways)
+            asked.elapsed_s = request.elapsed_s + monotonic_s() - began_s
             taken = await self._ask_site(there, asked, decision.lease, dry_run=dry_run)
             if taken is not None:
                 trail.append(taken)

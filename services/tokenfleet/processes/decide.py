@@ -44,7 +44,6 @@ from tokenfleet.core.site import Heard, Site
 log = logging.getLogger(__name__)
 
 ADVANCE_PERIOD_S: Final = 1.0
-SEEN_BEATS_MAX: Final = 20_000
 WRITTEN: Final = (PLACEMENTS, OUTCOMES, DECISIONS)
 
 BLOCKS_INDEXED = Gauge("tokenfleet_kv_blocks_indexed", "Canonical (block, instance) pairs in the prefix index")
@@ -122,7 +121,7 @@ class _Hearing:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._newest: dict[str, float] = {}
+        self._seen: dict[int, dict[str, float]] = {}  # by shard: when each row's values were scraped
 
     def __call__(self, record: Record[Any]) -> None:
         how = Heard(partition=record.partition, offset=record.offset, now_s=record.read_at_s, live=record.live)
@@ -135,14 +134,12 @@ class _Hearing:
 
     def _measure(self, shard: CapacityShard) -> None:
         now_wall_s = wall_s()
-        for row in shard.rows:
-            scraped_s = row.beat.scraped_wall_s
-            if scraped_s > self._newest.get(row.beat.instance, 0.0):
-                self._newest[row.beat.instance] = scraped_s
+        before = self._seen.get(shard.shard, {})
+        seen = self._seen[shard.shard] = {row.beat.instance: row.beat.scraped_wall_s for row in shard.rows}
+        for instance, scraped_s in seen.items():
+            if scraped_s > before.get(instance, 0.0):
                 VISIBLE.observe(max(0.0, now_wall_s - scraped_s))
                 ROWS_SEEN.inc()
-        if len(self._newest) > SEEN_BEATS_MAX:
-            self._newest.clear()
 
 
 async def _advance(site: Site, followers: list[Follower[Any]], partitions: int) -> None:
