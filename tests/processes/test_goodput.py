@@ -179,6 +179,7 @@ async def test_ready_replicas_become_cost_at_the_price_in_force(own_kafka: OwnKa
         sums = reader.sums()
         assert sums["cost"] == pytest.approx(sums["gpu_seconds"] * 2.0 / 3600)
         dearer = policy_text().replace("price_per_instance_hour = 2.0", "price_per_instance_hour = 7200.0")
+        dearer = dearer.replace("revision = 1", "revision = 2")
         await kafka.send(POLICY, "", [PolicyRevision(revision=2, toml=dearer, sha256="")], key="policy", timeout_s=10.0)
         await until(lambda: reader.sums()["cost"] > 6.0, child=child)
         sending.cancel()
