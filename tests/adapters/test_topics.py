@@ -4,7 +4,7 @@ import pytest
 
 from tokenfleet.adapters.kafka_admin import config_of, placed
 from tokenfleet.adapters.kafka_plan import BYTES_PER_S, ROLES, plan_text
-from tokenfleet.adapters.topics import POLICY, TELEMETRY, TOPICS, partition_of, resized
+from tokenfleet.adapters.topics import PLACEMENTS, POLICY, TELEMETRY, TOPICS, partition_of, resized
 from tokenfleet.core.errors import SetupError
 
 
@@ -29,7 +29,7 @@ def test_every_message_has_one_topic() -> None:
 
 def test_counts_can_be_changed_together() -> None:
     table = {topic.name: topic.partitions for topic in resized({"telemetry": 16, "capacity": 16})}
-    assert (table["telemetry"], table["capacity"], table["placements"]) == (16, 16, 4)
+    assert (table["telemetry"], table["capacity"], table["placements"]) == (16, 16, PLACEMENTS.partitions)
 
 
 @pytest.mark.parametrize(
