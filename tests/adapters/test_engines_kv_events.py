@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import builders as facts
 from tokenfleet.adapters.engines.kv_events import PAYLOAD_BYTES_MAX, decode_batch, normalised
 from tokenfleet.core.blocks import block_keys, chain_seed, unpacked
 from tokenfleet.core.errors import BadRecordError
 from tokenfleet.core.kvevents import AllBlocksCleared, BlockRemoved, BlockStored, KvBatch
 from tokenfleet.core.kvstate import EngineBlocks
+from tokenfleet.core.prefix import PrefixIndex
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 FRAMES = [
@@ -171,3 +173,22 @@ def test_broken_bytes_raise_nothing_else(noise: bytes, payload: bytes, at: int) 
     for broken in (noise, payload[:at] + noise + payload[at + len(noise) :], payload[:at]):
         with contextlib.suppress(BadRecordError):
             decode_batch(broken)
+
+
+def test_only_a_request_for_the_adapter_hits_the_blocks_stored_for_it() -> None:
+    """From the engine's bytes to what four requests for the same tokens find."""
+    blocks = EngineBlocks(secret=b"s", model="m", block_tokens=4)
+    blocks.heard_from_start()
+    whole = {"type": "BlockStored", "block_hashes": [1, 2], "token_ids": [1, 2, 3, 4], "block_size": 2}
+    blocks.apply(decoded(whole | {"lora_name": "a-116", "lora_id": 4, "extra_keys": [["a-116"], ["a-116"]]}))
+    index = PrefixIndex()
+    index.apply(facts.stored("engine", unpacked(blocks.keys()).tolist()))
+
+    def hits(**named: Any) -> dict[str, int]:
+        tokens = np.array([1, 2, 3, 4], dtype=np.uint32)
+        return index.hits(block_keys(tokens, seed=chain_seed(b"s", model="m", **named), block_tokens=4))
+
+    assert hits(adapter="a-116") == {"engine": 1}
+    assert hits() == {}
+    assert hits(media=["a-116"]) == {}
+    assert hits(cache_salt="a-116") == {}

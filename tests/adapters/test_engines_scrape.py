@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.ports import free_port
 from tokenfleet.adapters.engines.mapping import engine_mappings, parse_mappings
-from tokenfleet.adapters.engines.scrape import PageReader, Readings, ScrapeError, fetch_page
+from tokenfleet.adapters.engines.scrape import PageReader, Readings, ScrapeError, fetch_page, unknown_readings
 from tokenfleet.core.errors import PolicyError
 from tokenfleet.core.records import Histogram
 
@@ -71,6 +71,16 @@ def test_old_names_are_read_and_no_name_is_unknown() -> None:
     assert read("vllm:kv_cache_usage_perc 0.5" + config).kv_used_blocks == 50.0
     assert read("vllm:gpu_cache_usage_perc 0.5" + config).kv_used_blocks == 50.0
     assert read("vllm:something_else 0.5" + config).kv_used_blocks is None
+
+
+def test_an_engine_that_tells_no_kv_use_is_counted_beside_those_with_the_old_and_the_new_name() -> None:
+    config = '\nvllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1\n'
+    load = "vllm:num_requests_running 1\nvllm:num_requests_waiting 0\n"
+    names = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "vllm:kv_use_of_next_year")
+    pages = [read(f"{load}{name} 0.5{config}") for name in names]
+    assert [page.kv_used_blocks for page in pages] == [50.0, 50.0, None]
+    assert unknown_readings(pages) == {"running": 0, "waiting": 0, "kv_used_blocks": 1}
+    assert unknown_readings([]) == {"running": 0, "waiting": 0, "kv_used_blocks": 0}
 
 
 def test_absent_is_not_zero() -> None:

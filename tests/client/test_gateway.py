@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 
 from tokenfleet.client import gateway
-from tokenfleet.client.gateway import SERVICE_CONFIG, Gateway
+from tokenfleet.client.gateway import SERVICE_CONFIG, Gateway, target_of
 from tokenfleet.wire.v1 import decision_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 Answering = Callable[[], Awaitable[None]]
@@ -77,21 +77,25 @@ def test_deadlines_are_the_calls_own() -> None:
 class Origin(scheduler_pb2_grpc.SchedulerServicer):
     """Sends every request to a site that can't be reached and then, told so, takes it; keeps what it was asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, *gateways: str) -> None:
         self.asked: list[decision_pb2.Request] = []
+        self._gateways = gateways
 
     async def Schedule(
         self, request: scheduler_pb2.ScheduleRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> scheduler_pb2.ScheduleResponse:
         self.asked.append(request.request)
         await asyncio.sleep(0.05)
-        gone = decision_pb2.Decision(verdict=decision_pb2.VERDICT_REDIRECT, site="c", gateways=["127.0.0.1:1"])
+        gone = decision_pb2.Decision(verdict=decision_pb2.VERDICT_REDIRECT, site="c", gateways=self._gateways)
         here = decision_pb2.Decision(verdict=decision_pb2.VERDICT_ADMIT, site="b")
         return scheduler_pb2.ScheduleResponse(decision=here if request.request.sites_tried else gone)
 
 
-async def test_what_earlier_tries_took_counts_as_elapsed() -> None:
-    origin, server = Origin(), grpc.aio.server()
+@pytest.mark.parametrize("gateways", [("127.0.0.1:1",), (), ("decide-0:1", "decide-1:1")])
+async def test_without_a_way_to_the_site_the_origin_is_asked_again_and_the_time_counts(
+    gateways: tuple[str, ...],
+) -> None:
+    origin, server = Origin(*gateways), grpc.aio.server()
     scheduler_pb2_grpc.add_SchedulerServicer_to_server(origin, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
@@ -103,3 +107,24 @@ async def test_what_earlier_tries_took_counts_as_elapsed() -> None:
     assert (first.attempt, second.attempt, list(second.sites_tried)) == (0, 1, ["c"])
     assert first.elapsed_s >= 2.0
     assert second.elapsed_s >= first.elapsed_s + 0.04  # the origin's answer alone took 0.05 s
+
+
+@pytest.mark.parametrize(
+    ("targets", "target"),
+    [
+        (("127.0.0.1:7500",), "ipv4:127.0.0.1:7500"),
+        (("127.0.0.1:7500", "127.0.0.2:7500"), "ipv4:127.0.0.1:7500,127.0.0.2:7500"),
+        (("[fd00::10]:7500", "[fd00::11]:7500"), "ipv6:[fd00::10]:7500,[fd00::11]:7500"),
+        (("[::1]:7500",), "ipv6:[::1]:7500"),
+        (("decide-b:7500",), "decide-b:7500"),
+        (("10.example:7500",), "10.example:7500"),
+    ],
+)
+def test_replicas_are_one_target(targets: tuple[str, ...], target: str) -> None:
+    assert target_of(targets) == target
+
+
+@pytest.mark.parametrize("targets", [("decide-0:1", "decide-1:1"), ("127.0.0.1:1", "[::1]:1"), ("127.0.0.1:1", "b:1")])
+def test_a_list_that_grpc_would_not_resolve_is_refused(targets: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="one name that stands for all"):
+        target_of(targets)

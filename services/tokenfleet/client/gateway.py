@@ -16,6 +16,7 @@ import json
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from ipaddress import ip_address
 from typing import Any, Final
 
 import grpc
@@ -173,6 +174,9 @@ class Gateway:
         sent.lease = lease
         try:
             return await self._ask(targets, sent, dry_run=dry_run)
+        except ValueError as error:
+            log.error("no way to the site behind %s (%s); asking the origin again", targets, error)
+            return None
         except grpc.aio.AioRpcError as error:
             if error.code() not in SILENT_CODES:
                 raise
@@ -211,8 +215,20 @@ def _ignore(event: outcomes_pb2.OutcomeEvent) -> None:
 
 
 def target_of(targets: Targets) -> str:
-    """One gRPC target for several HOST:PORT: `ipv4:` or `ipv6:` lists, a single name goes to DNS."""
-    if len(targets) == 1 and not targets[0].split(":")[0].replace(".", "").isdigit():
+    """One gRPC target for several HOST:PORT: an `ipv4:` or `ipv6:` list, or one name that DNS resolves to all replicas.
+
+    Raises ValueError for several that are not addresses of one family: gRPC takes no list of names.
+    """
+    families = {_family(target) for target in targets}
+    if families in ({"ipv4"}, {"ipv6"}):
+        return f"{families.pop()}:{','.join(targets)}"
+    if len(targets) == 1:
         return targets[0]
-    scheme = "ipv6" if targets[0].startswith("[") else "ipv4"
-    return f"{scheme}:{','.join(targets)}"
+    raise ValueError(f"{', '.join(targets)}: give addresses of one family, or one name that stands for all replicas")
+
+
+def _family(target: str) -> str:
+    host = target.rpartition(":")[0]
+    with contextlib.suppress(ValueError):
+        return f"ipv{ip_address(host.removeprefix('[').removesuffix(']')).version}"
+    return "name"

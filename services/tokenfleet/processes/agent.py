@@ -18,6 +18,7 @@ from prometheus_client import Gauge
 
 from tokenfleet.adapters.engines.discovery import ENGINES_MAX, DiscoveryFile, EngineSpec
 from tokenfleet.adapters.engines.kv_log import KvLog
+from tokenfleet.adapters.engines.scrape import unknown_readings
 from tokenfleet.adapters.engines.site_feed import SiteFeed
 from tokenfleet.adapters.engines.watch import EngineWatch
 from tokenfleet.adapters.kafka import Kafka
@@ -32,7 +33,6 @@ log = logging.getLogger(__name__)
 DISCOVERY_PERIOD_S: Final = 1.0
 ENGINE_CONNECTIONS_MAX: Final = 100
 SOCKETS_MAX: Final = 4 * ENGINES_MAX  # an engine's rank has one, and another during a replay
-WATCHED_FIELDS: Final = ("running", "waiting", "kv_used_blocks")
 
 INSTANCES = Gauge("tokenfleet_agent_instances", "Instances watched", ["state"])
 UNKNOWN = Gauge("tokenfleet_agent_unknown_readings", "Answering instances whose page lacks what is named", ["reading"])
@@ -160,8 +160,8 @@ class Agent:
         pages = [watch.readings for watch, _ in self._watches.values() if watch.answers and watch.readings]
         INSTANCES.labels("answering").set(len(pages))
         INSTANCES.labels("silent").set(len(self._watches) - len(pages))
-        for field in WATCHED_FIELDS:
-            UNKNOWN.labels(field).set(sum(getattr(page, field) is None for page in pages))
+        for field, unknown in unknown_readings(pages).items():
+            UNKNOWN.labels(field).set(unknown)
 
 
 def site_secret(settings: AgentSettings) -> bytes:

@@ -5,6 +5,7 @@ No answer and a refused connection are different facts: the first may be a stall
 
 import errno
 import re
+from collections.abc import Sequence
 from typing import Literal
 
 import aiohttp
@@ -17,6 +18,7 @@ from tokenfleet.core.records import EngineState, Histogram
 PAGE_BYTES_MAX = 8 * 1024 * 1024  # a real page is 50 KB; with many adapters and ranks a few hundred
 RANK = re.compile("[0-9]{1,6}")
 SHARE_MAX = 1.0001  # a share of KV above it is no share: unknown
+NEEDED_FIELDS = ("running", "waiting", "kv_used_blocks")  # what decisions rest on
 ACCEPT = "text/plain;version=0.0.4, application/openmetrics-text;q=0.5, */*;q=0.1"
 
 
@@ -74,6 +76,11 @@ async def fetch_page(session: aiohttp.ClientSession, url: str, *, timeout_s: flo
         raise ScrapeError(f"{url}: no answer within {timeout_s} s", refused=False) from error
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise ScrapeError(f"{url}: {type(error).__name__}: {error}", refused=False) from error
+
+
+def unknown_readings(pages: Sequence[Readings]) -> dict[str, int]:
+    """How many of the pages lack each reading that decisions rest on: a renamed gauge shows here first."""
+    return {field: sum(getattr(page, field) is None for page in pages) for field in NEEDED_FIELDS}
 
 
 class PageReader:
