@@ -23,6 +23,7 @@ from tokenfleet.adapters.topics import CONTROL, DEADLETTER, OUTCOMES, PLACEMENTS
 from tokenfleet.core.deadletters import DeadLetter
 from tokenfleet.core.errors import BadRecordError, SetupError
 from tokenfleet.core.records import Control, PlacementEnvelope
+from tokenfleet.local.broker import DEATH_NOTICED_WITHIN_S
 
 pytestmark = pytest.mark.integration
 WAIT_MAX_S = 60.0  # far above what it takes: a machine under load must not fail the test
@@ -320,6 +321,30 @@ async def test_apply_creates_compares_and_says_the_remedy(kafka: KafkaServer) ->
     [again] = await kafka_admin.apply(kafka.bootstrap, [site], topics=[wider], recreate_wrong=True)
     assert again.state == "recreated"
     assert [result.state for result in await kafka_admin.apply(kafka.bootstrap, [site], topics=[wider])] == ["ok"]
+
+
+async def test_a_broker_that_lost_its_topics_gets_no_record_before_they_are_back(tmp_path: Path) -> None:
+    broker = kafka_server.tansu(tmp_path)  # it takes records of topics that it lacks, and is broken by them
+    await broker.start()
+    try:
+        await kafka_admin.apply(broker.bootstrap, ["b"], topics=SMALL)
+        async with Kafka(broker.bootstrap, client_id="writes") as client:
+            await client.send(PLACEMENTS, "b", [envelope(1)], partition=0)
+            broker.kill9()
+            with pytest.raises(KafkaAwayError):
+                await client.send(PLACEMENTS, "b", [envelope(2)], partition=0)
+            await asyncio.sleep(DEATH_NOTICED_WITHIN_S)
+            await broker.start()
+            with pytest.raises(KafkaAwayError):
+                await client.send(PLACEMENTS, "b", [envelope(3)], partition=0)
+            await kafka_admin.apply(broker.bootstrap, ["b"], topics=SMALL)
+            await client.send(PLACEMENTS, "b", [envelope(4)], partition=0, timeout_s=WAIT_MAX_S)
+            seen: list[int] = []
+            follower = client.follower(PLACEMENTS, "b", lambda record: seen.append(record.message.n), start=BEGINNING)
+            async with reading(follower):
+                assert seen == [4]
+    finally:
+        await broker.stop()
 
 
 async def test_asking_for_a_topic_does_not_create_it(tmp_path: Path) -> None:

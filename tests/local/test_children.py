@@ -77,8 +77,14 @@ async def test_the_kind_of_restart_decides_who_stays_down(
 
 
 def test_restarts_begin_at_once_and_slow_down_to_a_bound() -> None:
-    delays = [restart_delay_s(Restart.ALWAYS, code=1, quick_ends=n) for n in range(9)]
+    program = python("quick", "")
+    delays = [restart_delay_s(program, code=1, quick_ends=n) for n in range(9)]
     assert delays == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0]
+
+
+def test_a_child_stays_down_as_long_as_others_need_to_notice() -> None:
+    program = python("noticed", "", restart_after_s=3.5)
+    assert [restart_delay_s(program, code=1, quick_ends=n) for n in (0, 3, 4)] == [3.5, 3.5, 4.0]
 
 
 async def test_a_child_that_ignores_the_signal_is_killed_with_its_whole_group(tmp_path: Path) -> None:

@@ -32,7 +32,9 @@ ASK_TIMEOUT_S = 3.0  # for the end of a log; a broker that needs longer counts a
 WATCH_EVERY_S = 2.0  # how often cluster id and ends are compared: another log is noticed this fast
 REQUEST_TIMEOUT_S = 5.0  # ends requests on a connection whose other side is gone without a word
 BATCH_BYTES_MAX = RECORD_BYTES_MAX + 4096  # room for one largest record with its key and headers
+PRODUCE_TIMEOUT_S = SEND_TIMEOUT_S + 0.5  # then a batch is given up: what nobody waits for is not to be written later
 STOP_MAX_S = 5.0
+CREATED_WITHIN_S = 0.5  # a topic is seen a moment before all its partitions are made
 
 # Only `topics apply` creates topics. aiokafka lets brokers create what it asks for; when the embedded broker has been
 # restarted, several clients at once then make one topic twice, which takes no record ever after.
@@ -57,6 +59,8 @@ class KafkaLink:
         self.cluster_id = ""
         self.connected = False
         self._wait_max_s = wait_max_s
+        self._sure = True  # that the brokers who answer now have our topics
+        self._making_sure = asyncio.Lock()
         self._counts: dict[str, int] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -68,7 +72,7 @@ class KafkaLink:
             enable_idempotence=False,  # records are idempotent by themselves, and the embedded broker lacks it
             max_batch_size=BATCH_BYTES_MAX,
             max_request_size=2 * BATCH_BYTES_MAX,
-            request_timeout_ms=_ms(REQUEST_TIMEOUT_S),
+            request_timeout_ms=_ms(PRODUCE_TIMEOUT_S),
         )
         self._admin = AIOKafkaAdminClient(
             bootstrap_servers=self.bootstrap, client_id=self.client_id, request_timeout_ms=_ms(REQUEST_TIMEOUT_S)
@@ -129,6 +133,7 @@ class KafkaLink:
             raise BadRecordError(f"{topic.name}: a compacted topic needs a key")
         try:
             async with asyncio.timeout(timeout_s):
+                await self._make_sure(topic.at(site))
                 count = await self.partitions(topic, site)
                 number = partition_of(key, count) if partition is None else partition
                 if not 0 <= number < count:
@@ -140,6 +145,7 @@ class KafkaLink:
                     first = offset if first < 0 else first
                 return first
         except (KafkaError, OSError, TimeoutError) as error:
+            self._sure = False
             raise KafkaAwayError(f"{topic.at(site)}: not confirmed within {timeout_s} s: {error!r}") from error
 
     async def partitions(self, topic: Topic[Any], site: str) -> int:
@@ -225,12 +231,33 @@ class KafkaLink:
             try:
                 cluster_id = await self._ask_cluster_id()
             except KafkaAwayError:
-                self.connected = False
+                self.connected = self._sure = False
                 continue
-            if cluster_id != self.cluster_id:
-                logger.warning("kafka: another cluster answers: %s after %s", cluster_id, self.cluster_id)
-                self._counts.clear()  # its topics may have another shape
-            self.cluster_id, self.connected = cluster_id, True
+            self._note_cluster(cluster_id)
+            self.connected = True
+
+    def _note_cluster(self, cluster_id: str) -> None:
+        if cluster_id != self.cluster_id:
+            logger.warning("kafka: another cluster answers: %s after %s", cluster_id, self.cluster_id)
+            self.cluster_id, self._sure = cluster_id, False
+            self._counts.clear()  # its topics may have another shape
+
+    async def _make_sure(self, name: str) -> None:
+        """After a doubt, write nothing before the topic is seen again. Raises KafkaAwayError while it is not.
+
+        The embedded broker takes records of topics that it does not have yet; their creation then breaks the topic.
+        """
+        async with self._making_sure:
+            if self._sure:
+                return
+            before = self.cluster_id
+            self._note_cluster(await self._ask_cluster_id())
+            await self._list_topics()
+            if name not in self._counts:
+                raise KafkaAwayError(f"{name} is not there again yet")
+            if self.cluster_id != before:
+                await asyncio.sleep(CREATED_WITHIN_S)
+            self._sure = True
 
     async def _learn_cluster_id(self) -> None:
         self.cluster_id = await self._ask_cluster_id()

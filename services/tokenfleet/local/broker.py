@@ -14,6 +14,9 @@ from tokenfleet.local.child import Program
 
 API_VERSIONS_KEY = 18  # the one request every Kafka-compatible broker answers before anything else
 ASK_AGAIN_S = 0.05
+# Every client must know that its topics may be gone before a broker without them answers: it would take their records,
+# and creating the topics would break them. adapters/kafka_link looks every 2 s for 1 s, and gives batches up in 2.5 s.
+DEATH_NOTICED_WITHIN_S = 6.0
 
 
 class EmbeddedPartMissingError(Exception):
@@ -22,7 +25,9 @@ class EmbeddedPartMissingError(Exception):
 
 def program(*, port: int, name: str = "broker", stop_wave: int = 0) -> Program:
     """The broker as a supervised child. After a restart its topics are gone: apply them again."""
-    return Program(name=name, command=lambda: command(port=port), stop_wave=stop_wave)
+    return Program(
+        name=name, command=lambda: command(port=port), stop_wave=stop_wave, restart_after_s=DEATH_NOTICED_WITHIN_S
+    )
 
 
 def command(*, port: int) -> list[str]:

@@ -38,6 +38,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str] | None = None  # all of it; None: that of this process
     before_exec: Callable[[], None] | None = None  # runs in the child, for example to give up root
     restart: Restart = Restart.ALWAYS
+    restart_after_s: float = 0.0  # at least so long it stays down
     stop_signal: signal.Signals = signal.SIGTERM
     stop_budget_s: float = 5.0  # then SIGKILL; a faust app needs 3 to 4.5 s
     stop_wave: int = 0  # waves end one after the other, the lowest first; a wave ends together

@@ -107,7 +107,7 @@ class Supervisor:
                     return
                 ran_s = loop.time() - started_s
                 quick_ends = 0 if ran_s >= LIVED_LONG_S else quick_ends
-                delay_s = restart_delay_s(child.program.restart, code=code, quick_ends=quick_ends)
+                delay_s = restart_delay_s(child.program, code=code, quick_ends=quick_ends)
                 quick_ends += 1
                 child.last_exit = Exit(name=child.program.name, code=code, ran_s=ran_s, restart_in_s=delay_s)
                 self._tell(child.last_exit)
@@ -140,14 +140,14 @@ class Supervisor:
             record(self._pids_path, [child.birth for child in self._children.values() if child.birth])
 
 
-def restart_delay_s(restart: Restart, *, code: int, quick_ends: int) -> float | None:
+def restart_delay_s(program: Program, *, code: int, quick_ends: int) -> float | None:
     """Seconds until a child is started again after it ended with `code`; None: not at all.
 
     quick_ends: how many ends came before this one without a long life between them.
     """
-    if restart is Restart.NEVER or (restart is Restart.ON_FAILURE and code == 0):
+    if program.restart is Restart.NEVER or (program.restart is Restart.ON_FAILURE and code == 0):
         return None
-    return RESTART_DELAYS_S[min(quick_ends, len(RESTART_DELAYS_S) - 1)]
+    return max(program.restart_after_s, RESTART_DELAYS_S[min(quick_ends, len(RESTART_DELAYS_S) - 1)])
 
 
 def lock(path: Path) -> IO[bytes]:
