@@ -7,18 +7,16 @@ but `kafka_admin`.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import aiokafka.client
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaConnectionError, KafkaError
 from aiokafka.producer.message_accumulator import BatchBuilder
-from aiokafka.protocol.metadata import MetadataRequest
 from msgspec import Struct
 
+from tokenfleet.adapters.aiokafka_mended import mend
 from tokenfleet.adapters.clock import monotonic_s
 from tokenfleet.adapters.codec import Header, encode, headers_of
 from tokenfleet.adapters.topics import RECORD_BYTES_MAX, Topic, partition_of
@@ -36,9 +34,7 @@ PRODUCE_TIMEOUT_S = SEND_TIMEOUT_S + 0.5  # then a batch is given up: what nobod
 STOP_MAX_S = 5.0
 CREATED_WITHIN_S = 0.5  # a topic is seen a moment before all its partitions are made
 
-# Only `topics apply` creates topics. aiokafka lets brokers create what it asks for; when the embedded broker has been
-# restarted, several clients at once then make one topic twice, which takes no record ever after.
-aiokafka.client.MetadataRequest = partial(MetadataRequest, allow_auto_topic_creation=False)
+mend()
 
 logger = logging.getLogger(__name__)
 
@@ -212,7 +208,7 @@ class KafkaLink:
                 return
             except (KafkaError, OSError) as error:
                 if monotonic_s() > give_up_s:
-                    raise SetupError(f"no Kafka broker answers at {self.bootstrap}: {error}") from error
+                    raise SetupError(no_broker(self.bootstrap, error)) from error
                 await asyncio.sleep(0.2)
 
     async def _disconnect(self) -> None:
@@ -308,3 +304,10 @@ async def stop_consumer(consumer: AIOKafkaConsumer) -> None:
 
 def _ms(seconds: float) -> int:
     return round(seconds * 1000)
+
+
+def no_broker(bootstrap: str, error: Exception) -> str:
+    """Why nothing came of asking the broker, and what helps."""
+    if isinstance(error, KafkaConnectionError):  # its own words list sockets
+        return f"no Kafka broker answers at {bootstrap}; start it, or give the address of one that runs"
+    return f"the Kafka broker at {bootstrap} did not do what was asked: {error}"
