@@ -1,6 +1,7 @@
 """Kafka follower: keep a table in memory current with a topic."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -18,13 +19,16 @@ from tokenfleet.core.errors import BadRecordError
 
 M = TypeVar("M", bound=Struct)
 
+logger = logging.getLogger(__name__)
+
 BREATH_S = 0.01  # longest time that a catching-up reader keeps the loop for itself
 
 
 class Follower(Reader[M]):
     """Reads partitions without a group and hands every record to `apply`, for tables in memory.
 
-    `apply` may raise BadRecordError: the record becomes a dead letter and the partition goes on.
+    `apply` may raise BadRecordError: the record becomes a dead letter and the partition goes on. So does one that makes
+    it raise anything else, which is a fault of ours: the log has its traceback.
     """
 
     def __init__(
@@ -73,6 +77,9 @@ class Follower(Reader[M]):
             self._apply(record)
         except BadRecordError as error:
             self._refuse(raw, str(error))
+        except Exception as error:  # ending here would only meet the same record again, at every start
+            logger.exception("%s[%d]@%d can't be taken in", self.name, raw.partition, raw.offset)
+            self._refuse(raw, f"can't be taken in: {type(error).__name__}")
 
     async def _pass_gate(self, consumer: AIOKafkaConsumer) -> None:
         was_ready = self._ready.is_set()

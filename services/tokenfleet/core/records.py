@@ -123,6 +123,10 @@ class KvDelta(Struct, frozen=True, kw_only=True, tag="kv_delta"):
     stored: bytes = b""
     state: KvState = "exact"
 
+    def __post_init__(self) -> None:
+        _check_keys(self.removed)
+        _check_keys(self.stored)
+
 
 class KvSnapshot(Struct, frozen=True, kw_only=True, tag="kv_snapshot"):
     """Part `part` of `parts` (from 0) of all canonical block keys of one instance as of `order`.
@@ -139,6 +143,10 @@ class KvSnapshot(Struct, frozen=True, kw_only=True, tag="kv_snapshot"):
     parts: Annotated[int, Meta(ge=1)]
     keys: bytes
     state: KvState = "exact"
+
+    def __post_init__(self) -> None:
+        _check_keys(self.keys)
+        _check_part(self.part, self.parts)
 
 
 class CapacityRow(Struct, frozen=True, kw_only=True):
@@ -229,6 +237,14 @@ class PlacementEvent(Struct, frozen=True, kw_only=True):
     attempt: Count
     instance: Name
     entry: Entry | None = None
+
+    def __post_init__(self) -> None:
+        mine = (self.decision, self.request, self.attempt, self.instance)
+        entry = self.entry
+        if self.kind != "ended" and (
+            entry is None or (entry.decision, entry.request, entry.attempt, entry.instance) != mine
+        ):
+            raise ValueError("the entry is missing, or another decision's")
 
 
 class PlacementEnvelope(Struct, frozen=True, kw_only=True, tag="placements"):
@@ -357,10 +373,13 @@ class SketchChunk(Struct, frozen=True, kw_only=True, tag="sketch"):
     epoch: int
     n: Count
     part: Count
-    parts: Annotated[int, Meta(ge=1)]
+    parts: Annotated[int, Meta(ge=1, le=64)]  # 2 MB of bits are 4 parts
     hashes: Annotated[int, Meta(ge=1, le=32)]
     keys: Count
-    bits: bytes
+    bits: Annotated[bytes, Meta(min_length=1)]
+
+    def __post_init__(self) -> None:
+        _check_part(self.part, self.parts)
 
 
 class Control(Struct, frozen=True, kw_only=True, tag="control"):
@@ -382,6 +401,17 @@ class PolicyRevision(Struct, frozen=True, kw_only=True, tag="policy"):
     sha256: str
     by: str = ""
     at_wall_s: float = 0.0
+
+
+def _check_keys(keys: bytes) -> None:
+    """Raises ValueError, which makes the record a dead letter where it is read."""
+    if len(keys) % 8:
+        raise ValueError("block keys are not whole u64s")
+
+
+def _check_part(part: int, parts: int) -> None:
+    if part >= parts:
+        raise ValueError("a part beyond the last")
 
 
 Telemetry = AgentClaim | TelemetryEnvelope

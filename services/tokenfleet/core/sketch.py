@@ -89,7 +89,7 @@ class Sketch(Struct, frozen=True, kw_only=True):
 def assemble(chunks: Sequence[SketchChunk]) -> Sketch | None:
     """The sketch that `chunks`, all of one pool and one `n`, make up in any order; None while a part is missing."""
     parts = {chunk.part: chunk for chunk in chunks}
-    if not chunks or sorted(parts) != list(range(chunks[0].parts)):
+    if not chunks or len(parts) != chunks[0].parts:  # every part is below `parts`
         return None
     head = chunks[0]
     return Sketch(bits=b"".join(parts[part].bits for part in range(head.parts)), hashes=head.hashes, keys=head.keys)
