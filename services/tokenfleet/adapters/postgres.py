@@ -123,11 +123,6 @@ def migrations_dir() -> Path:
     return Path(str(files("tokenfleet") / "migrations"))
 
 
-def schemas_dir() -> Path:
-    """Where the topics' JSON Schemas are, likewise."""
-    return Path(str(files("tokenfleet") / "schemas"))
-
-
 async def migrate(dsn: str, *, wait_max_s: float = MIGRATE_WAIT_MAX_S) -> None:
     """Bring the database to the newest migration, making it if needed; waits for the server.
 

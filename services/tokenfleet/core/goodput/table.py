@@ -40,10 +40,6 @@ class GoodputSums(Struct, frozen=True, kw_only=True):
         return self.goodput_tokens / self.seconds
 
     @property
-    def output_tokens_per_s(self) -> float:
-        return self.output_tokens / self.seconds
-
-    @property
     def attainment_admitted(self) -> float | None:
         """Share of admitted requests that met their service level."""
         return _share(self.met, self.met + self.missed)
