@@ -6,6 +6,7 @@ Each command imports what it needs when it runs: `tokenfleet --help` is quick.
 import asyncio
 import importlib
 import json
+import logging
 import os
 import sys
 import time
@@ -125,7 +126,7 @@ def migrate(
     """Bring a PostgreSQL database to the newest schema."""
     from tokenfleet.adapters.postgres import migrate as run_migrations
 
-    asyncio.run(run_migrations(postgres or _endpoints(state_dir).postgres))
+    asyncio.run(run_migrations(postgres or _endpoints(state_dir).postgres, wait_max_s=10.0))
     typer.echo("the database is at the newest schema")
 
 
@@ -281,6 +282,7 @@ def policy_apply(file: Path, kafka: KafkaOption = "", state_dir: State = STATE) 
 
 def main() -> NoReturn:
     """Entry point: a domain error is one line and an exit code ≠ 0."""
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # what matters of it, the errors say
     try:
         app(standalone_mode=True)
     except (BadRequestError, NotFoundError) as error:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from prometheus_client import REGISTRY
 
 from tests import kafka_server
 from tests.kafka_server import Can, KafkaServer, OwnKafka
@@ -137,6 +138,20 @@ async def test_a_record_larger_than_the_limit_does_not_stop_its_partition(client
     refused = client.dead_letters.refused
     seen: list[int] = []
     async with reading(client.follower(PLACEMENTS, site, lambda r: seen.append(r.message.n), start=BEGINNING)):
+        assert seen == [1]
+    assert client.dead_letters.refused == refused + 1
+    assert REGISTRY.get_sample_value("tokenfleet_dead_letters_total", {"topic": PLACEMENTS.at(site)}) == 1
+
+
+async def test_a_record_that_the_taker_can_not_bear_is_refused_and_the_next_is_taken(client: Kafka, site: str) -> None:
+    await client.send(PLACEMENTS, site, [envelope(n) for n in range(2)], partition=0)
+    refused = client.dead_letters.refused
+    seen: list[int] = []
+
+    def take(record: Record[PlacementEnvelope]) -> None:
+        seen.append(1 // record.message.n)
+
+    async with reading(client.follower(PLACEMENTS, site, take, start=BEGINNING)):
         assert seen == [1]
     assert client.dead_letters.refused == refused + 1
 

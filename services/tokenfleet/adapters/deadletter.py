@@ -6,6 +6,8 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+from prometheus_client import Counter
+
 from tokenfleet.adapters.clock import wall_s
 from tokenfleet.core.deadletters import DeadLetter
 
@@ -13,6 +15,9 @@ WAITING_MAX = 10_000  # ~5 MiB; a broken writer at 1,000 records/s fills it in 1
 SENT_AT_ONCE = 500
 RETRY_S = 1.0
 REASON_SHOWN_MAX = 300
+
+REFUSED = Counter("tokenfleet_dead_letters_total", "Records that could not be used", ["topic"])
+LOST = Counter("tokenfleet_dead_letters_lost_total", "Dead letters that found no room while Kafka was away")
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +39,10 @@ class DeadLetters:
     def offer(self, topic: str, *, partition: int, offset: int, reason: str, value: bytes | None) -> None:
         """Note a record. Never waits and never raises; the payload leaves nothing but its digest and size."""
         self.refused += 1
+        REFUSED.labels(topic).inc()
         if len(self._waiting) >= WAITING_MAX:
             self.lost += 1
+            LOST.inc()
             return
         payload = value or b""
         letter = DeadLetter(

@@ -13,8 +13,10 @@ from typing import Any, NoReturn
 
 import faust
 
+from tokenfleet.adapters.kafka_link import KafkaLink
 from tokenfleet.adapters.running import EndedUnaskedError, exit_code_of
 from tokenfleet.adapters.topics import Topic
+from tokenfleet.core.errors import SetupError
 
 Body = Callable[[], Coroutine[Any, Any, None]]
 SESSION_S = 10.0
@@ -24,8 +26,15 @@ class HostedApp(faust.App):
     """A faust app that runs `body` from its start to its stop. It needs at least one agent (`listen`)."""
 
     def __init__(self, name: str, *, kafka: str, state_dir: str, body: Body) -> None:
+        """Raises SetupError when nothing can be written in `state_dir`."""
         datadir = Path(state_dir) / f"faust-{name}"
-        datadir.mkdir(parents=True, exist_ok=True)
+        try:
+            datadir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SetupError(
+                f"state folder {datadir}: {error.strerror}; set TOKENFLEET_STATE_DIR to another"
+            ) from error
+        self.kafka = kafka
         super().__init__(
             f"tokenfleet-{name}",
             broker=[f"kafka://{address.strip()}" for address in kafka.split(",")],
@@ -80,6 +89,10 @@ def run(app: HostedApp) -> NoReturn:
     """Run until SIGTERM or SIGINT (exit code 0), or until something ends unasked (1, or 2 for a setup error)."""
     for chatty in ("faust", "mode", __name__):  # each start and stop of their dozen services is a line
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    try:
+        _await_broker(app.kafka)
+    except SetupError as error:
+        raise SystemExit(exit_code_of(error)) from error
     worker = faust.Worker(app, quiet=True, override_logging=False, redirect_stdouts=False)
     try:
         worker.execute_from_commandline()
@@ -87,3 +100,20 @@ def run(app: HostedApp) -> NoReturn:
         if app.failure is None:
             raise
         raise SystemExit(exit_code_of(app.failure)) from end
+
+
+def _await_broker(kafka: str) -> None:
+    """Raises SetupError when no broker answers; faust itself has pages of traceback for it.
+
+    In a loop of its own: `asyncio.run` would leave faust without one.
+    """
+
+    async def reach() -> None:
+        async with KafkaLink(kafka, client_id="start"):
+            pass
+
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(reach())
+    finally:
+        loop.close()

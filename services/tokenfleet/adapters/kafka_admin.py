@@ -13,6 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError, for_code
 from msgspec import Struct
 
+from tokenfleet.adapters.kafka_link import no_broker
 from tokenfleet.adapters.topics import RECORD_BYTES_MAX, TOPICS, Topic
 from tokenfleet.core.errors import SetupError
 
@@ -61,7 +62,7 @@ async def apply(
                 results = tuple(_renamed(result, wrong) for result in results)
             return results
     except (KafkaError, OSError, TimeoutError) as error:
-        raise SetupError(f"no Kafka broker does what is asked at {bootstrap}: {error}") from error
+        raise SetupError(no_broker(bootstrap, error)) from error
 
 
 def placed(sites: Iterable[str], topics: Sequence[Topic[Struct]] = TOPICS) -> list[tuple[Topic[Struct], str]]:

@@ -8,7 +8,7 @@ over both; lists are comma-separated there, tables are JSON. Unknown keys are re
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 from msgspec import Meta, Struct
@@ -34,7 +34,7 @@ class Common(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policy: str = ""
     partitions: dict[str, int] = {}
     sites: tuple[str, ...] = ()
-    log_level: str = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
 class AgentSettings(Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,7 +101,8 @@ def load_settings(process: str, kind: type[S], environ: Mapping[str, str] | None
     try:
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise SetupError(f"settings of {process}: {error} (from {path or 'the environment'})") from error
+        where = f"{PREFIX}* or {path}" if path else f"{PREFIX}*"
+        raise SetupError(f"settings of {process}: {_words(error)} (set in {where})") from error
 
 
 def environment_of_child(config: Path, **further: str) -> dict[str, str]:
@@ -124,7 +125,18 @@ def _from_file(process: str, path: str) -> dict[str, Any]:
     if unknown := sorted(set(shared) - known_somewhere):
         raise SetupError(f"{path}: unknown key {unknown[0]!r}; there is: {', '.join(sorted(known_somewhere))}")
     mine = PROCESSES[process].__struct_fields__
-    return {key: value for key, value in shared.items() if key in mine} | document.get(process, {})
+    own = document.get(process, {})
+    if not isinstance(own, dict):
+        raise SetupError(f"{path}: {process!r} is not a table; write [{process}]")
+    if unknown := sorted(set(cast(dict[str, Any], own)) - set(mine)):
+        raise SetupError(f"{path}: unknown key {unknown[0]!r} in [{process}]; there is: {', '.join(sorted(mine))}")
+    return {key: value for key, value in shared.items() if key in mine} | cast(dict[str, Any], own)
+
+
+def _words(error: msgspec.ValidationError) -> str:
+    """`status_port: expected int <= 65535`, of msgspec's "Expected `int` <= 65535 - at `$.status_port`"."""
+    problem, _, where = str(error).replace("`", "").partition(" - at $.")
+    return f"{where}: {problem[:1].lower()}{problem[1:]}" if where else problem
 
 
 def _from_environment(kind: type[Common], environ: Mapping[str, str]) -> dict[str, Any]:

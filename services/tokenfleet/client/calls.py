@@ -61,4 +61,6 @@ async def _call(targets: Sequence[str], ask: Callable[[grpc.aio.Channel], Awaita
                 raise BadRequestError(field, problem) from error
             if error.code() == grpc.StatusCode.NOT_FOUND:
                 raise NotFoundError(words) from error
+            if error.code() == grpc.StatusCode.UNAVAILABLE:
+                words += "; does it run? start a fleet with `tokenfleet up`, or give the address"
             raise SetupError(f"{', '.join(targets)} gave no answer ({error.code().name}): {words}") from error

@@ -100,11 +100,11 @@ def main() -> None:
     try:
         settings = load_settings("capacity", CapacitySettings)
         capacity = Capacity(settings, load_policy(settings.policy)[0])
+        app = faust_app.HostedApp("capacity", kafka=settings.kafka, state_dir=settings.state_dir, body=capacity.run)
     except (SetupError, PolicyError) as error:
         print(error, file=sys.stderr)
         sys.exit(EXIT_SETUP)
     set_up_logging(settings.log_level)
-    app = faust_app.HostedApp("capacity", kafka=settings.kafka, state_dir=settings.state_dir, body=capacity.run)
     app.listen(POLICY, capacity.take_policy)
     faust_app.run(app)
 

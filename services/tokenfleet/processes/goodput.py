@@ -245,12 +245,12 @@ def main() -> None:
     try:
         settings = load_settings("goodput", GoodputSettings)
         policy, _ = load_policy(settings.policy)
+        goodput = Goodput(settings, policy)
+        app = faust_app.HostedApp("goodput", kafka=settings.kafka, state_dir=settings.state_dir, body=goodput.run)
     except (SetupError, PolicyError) as error:
         print(error, file=sys.stderr)
         sys.exit(EXIT_SETUP)
     set_up_logging(settings.log_level)
-    goodput = Goodput(settings, policy)
-    app = faust_app.HostedApp("goodput", kafka=settings.kafka, state_dir=settings.state_dir, body=goodput.run)
     app.listen(POLICY, goodput.take_policy)
     faust_app.run(app)
 
