@@ -274,8 +274,10 @@ def policy_show() -> None:
 @policy_app.command("apply")
 def policy_apply(file: Path, kafka: KafkaOption = "", state_dir: State = STATE) -> None:
     """Put a policy file into force everywhere. Its revision must be greater than the one in force."""
-    from tokenfleet.client.operate import publish_policy
+    from tokenfleet.client.operate import publish_policy, refuse_no_newer
 
+    if not kafka:
+        asyncio.run(refuse_no_newer(file, _endpoints(state_dir).gateways))
     revision = asyncio.run(publish_policy(kafka or _endpoints(state_dir).kafka, file))
     typer.echo(f"policy revision {revision} is published")
 

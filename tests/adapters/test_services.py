@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,6 +13,10 @@ import pytest
 from google.rpc import error_details_pb2
 
 from tests.adapters.desks import Office, details_of, event, request
+from tokenfleet.adapters.policy_file import policy_text
+from tokenfleet.adapters.services import DECISIONS_COUNTED
+from tokenfleet.client.operate import refuse_no_newer
+from tokenfleet.core.errors import PolicyError
 from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2, outcomes_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
 SERVE = "/tokenfleet.wire.v1.Scheduler/Schedule"
@@ -186,12 +191,19 @@ async def test_a_repeated_call_gets_the_same_answer_and_counts_once() -> None:
     assert len(office.outbox.of("decisions")) == 3
 
 
+def counted() -> float:
+    """All decisions that the metrics of this process count."""
+    return sum(sample.value for family in DECISIONS_COUNTED.collect() for sample in family.samples)
+
+
 async def test_a_dry_run_leaves_no_trace() -> None:
     office = Office(small=2, tenant_limits={"acme": 1})
+    before = counted()
     async with office.serving() as (_, channel):
         for _ in range(3):
             decision = await schedule(channel, request(), dry_run=True)
             assert (decision.verdict, decision.dry_run) == (decision_pb2.VERDICT_ADMIT, True)
+        assert counted() == before
         assert office.outbox.put_in == []
         assert len(office.town.site.ledger) == 0
         assert (await schedule(channel, request())).verdict == decision_pb2.VERDICT_ADMIT
@@ -287,3 +299,15 @@ async def test_a_cancelled_call_hurts_nobody_and_its_repeat_is_answered() -> Non
             await asyncio.sleep(0)
             task.cancel()
         assert (await schedule(channel, request("r2"))).verdict == decision_pb2.VERDICT_ADMIT
+
+
+async def test_a_policy_that_is_not_newer_than_the_one_in_force_is_not_published(tmp_path: Path) -> None:
+    office = Office(small=1)
+    file = tmp_path / "policy.toml"
+    async with office.serving() as (server, _):
+        gateways = {"b": (f"127.0.0.1:{server.port}",)}
+        file.write_text(policy_text())
+        with pytest.raises(PolicyError, match="is not above 1, which is in force"):
+            await refuse_no_newer(file, gateways)
+        file.write_text(policy_text().replace("revision = 1", "revision = 2", 1))
+        await refuse_no_newer(file, gateways)

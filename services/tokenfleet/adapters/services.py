@@ -93,7 +93,7 @@ class Desk:
                 self._tell(decided.outcome)
             self._record(decision)
             repeats.answer(request, steps, decision, now_s=began_s)
-        self._count(decision)
+            self._count(decision)
         return decision
 
     def report(self, message: outcomes_pb2.OutcomeEvent) -> None:

@@ -9,7 +9,7 @@ from tokenfleet.adapters.kafka import Kafka
 from tokenfleet.adapters.policy_file import load_policy, policy_text
 from tokenfleet.adapters.topics import CONTROL, POLICY
 from tokenfleet.client import calls
-from tokenfleet.core.errors import NotFoundError
+from tokenfleet.core.errors import NotFoundError, PolicyError
 from tokenfleet.core.records import Control, PolicyRevision
 
 
@@ -48,6 +48,14 @@ async def drain_instance(bootstrap: str, site: str, instance: str, *, undo: bool
     )
     async with Kafka(bootstrap, client_id="tokenfleet-cli", wait_max_s=10.0) as kafka:
         await kafka.send(CONTROL, site, [word], key=instance)
+
+
+async def refuse_no_newer(file: Path, gateways: Mapping[str, Sequence[str]]) -> None:
+    """Raises PolicyError when the policy in `file` would not come into force."""
+    policy, _ = load_policy(str(file))
+    in_force = (await calls.sites(next(iter(gateways.values())))).policy_revision
+    if policy.revision <= in_force:
+        raise PolicyError(f"{file}: revision {policy.revision} is not above {in_force}, which is in force; raise it")
 
 
 async def publish_policy(bootstrap: str, file: Path) -> int:
