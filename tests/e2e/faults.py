@@ -27,7 +27,9 @@ UP_WAIT_MAX_S = 90.0
 
 @dataclass(frozen=True, kw_only=True)
 class Healed:
-    """What one fault cost. Seconds since the fault was over (a kill: since the kill); `unwell` when it never healed."""
+    """What one fault cost. `back_s` counts from the end of the fault (a kill: from the kill), None if never; then
+    `unwell` says why. `drift_s`: how far the ages told during a stop differed from time's own pace.
+    """
 
     fault: str
     back_s: float | None
@@ -80,9 +82,13 @@ async def hurt(
         empty=len(watch.empty(began_s)),
         refused=sum(sample.verdict == "reject" for sample in samples),
         stale_age_max_s=max((sample.age_s or 0.0 for sample in samples if sample.mode == "stale"), default=0.0),
-        drift_s=max(watch.age_drift_s(site, since_s=began_s + 1.0, until_s=over_s - 0.5) for site in SITES),
+        drift_s=_drift_s(watch, began_s, over_s) if stopped_s else 0.0,
         unwell=unwell if isinstance(unwell, str) else "",
     )
+
+
+def _drift_s(watch: Watch, began_s: float, over_s: float) -> float:
+    return max(watch.age_drift_s(site, since_s=began_s + 1.0, until_s=over_s - 0.5) for site in SITES)
 
 
 async def first_words(fleet: Fleet, name: str, *, stopped_s: float) -> list[Sample]:
