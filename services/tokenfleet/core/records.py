@@ -1,15 +1,15 @@
 """Records: the facts on the topics, one struct a message.
 
-Encoded as msgpack maps with a `type` tag, so fields can be added: a new field has a default, and a
-reader ignores what it doesn't know. A breaking change is a new topic. Durations are seconds measured
-by one monotonic clock; `*_wall_s` fields are Unix time, labels that no decision compares.
-Block keys travel as packed little-endian u64 (`numpy.frombuffer(keys, "<u8")`).
+Encoded as msgpack maps with a `type` tag, so fields can be added: a new field has a default, and a reader ignores what
+it doesn't know. A breaking change is a new topic. Durations are seconds measured by one monotonic clock; `*_wall_s`
+fields are Unix time, labels that no decision compares. Block keys travel as packed little-endian u64.
 """
 
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from tokenfleet.core.checks import check_keys, check_part, check_same
 from tokenfleet.core.decision import Decision
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -109,8 +109,7 @@ class TelemetryEnvelope(Struct, frozen=True, kw_only=True, tag="telemetry"):
 class KvDelta(Struct, frozen=True, kw_only=True, tag="kv_delta"):
     """Net change of one instance's canonical block keys: clear first if `cleared`, then remove, then store.
 
-    `order.n` counts the instance's records under one claim without a gap; a reader that misses one gives
-    the instance no credit until the next snapshot.
+    `order.n` counts the instance's records under one claim; a gap takes its credit until the next snapshot.
     """
 
     instance: Name
@@ -124,8 +123,7 @@ class KvDelta(Struct, frozen=True, kw_only=True, tag="kv_delta"):
     state: KvState = "exact"
 
     def __post_init__(self) -> None:
-        _check_keys(self.removed)
-        _check_keys(self.stored)
+        check_keys(self.removed, self.stored)
 
 
 class KvSnapshot(Struct, frozen=True, kw_only=True, tag="kv_snapshot"):
@@ -145,8 +143,7 @@ class KvSnapshot(Struct, frozen=True, kw_only=True, tag="kv_snapshot"):
     state: KvState = "exact"
 
     def __post_init__(self) -> None:
-        _check_keys(self.keys)
-        _check_part(self.part, self.parts)
+        check_part(self.part, self.parts, self.keys)
 
 
 class CapacityRow(Struct, frozen=True, kw_only=True):
@@ -239,12 +236,8 @@ class PlacementEvent(Struct, frozen=True, kw_only=True):
     entry: Entry | None = None
 
     def __post_init__(self) -> None:
-        mine = (self.decision, self.request, self.attempt, self.instance)
-        entry = self.entry
-        if self.kind != "ended" and (
-            entry is None or (entry.decision, entry.request, entry.attempt, entry.instance) != mine
-        ):
-            raise ValueError("the entry is missing, or another decision's")
+        if self.kind != "ended":
+            check_same(self, self.entry)
 
 
 class PlacementEnvelope(Struct, frozen=True, kw_only=True, tag="placements"):
@@ -379,7 +372,7 @@ class SketchChunk(Struct, frozen=True, kw_only=True, tag="sketch"):
     bits: Annotated[bytes, Meta(min_length=1)]
 
     def __post_init__(self) -> None:
-        _check_part(self.part, self.parts)
+        check_part(self.part, self.parts)
 
 
 class Control(Struct, frozen=True, kw_only=True, tag="control"):
@@ -401,17 +394,6 @@ class PolicyRevision(Struct, frozen=True, kw_only=True, tag="policy"):
     sha256: str
     by: str = ""
     at_wall_s: float = 0.0
-
-
-def _check_keys(keys: bytes) -> None:
-    """Raises ValueError, which makes the record a dead letter where it is read."""
-    if len(keys) % 8:
-        raise ValueError("block keys are not whole u64s")
-
-
-def _check_part(part: int, parts: int) -> None:
-    if part >= parts:
-        raise ValueError("a part beyond the last")
 
 
 Telemetry = AgentClaim | TelemetryEnvelope
