@@ -5,6 +5,7 @@ default is `core/default_policy.toml`; new revisions arrive on the `policy` topi
 """
 
 import hashlib
+import re
 from typing import Annotated, Literal
 
 import msgspec
@@ -252,7 +253,7 @@ def parse_policy(toml: str, *, source: str) -> Policy:
         policy = msgspec.toml.decode(toml, type=Policy)
     except (msgspec.DecodeError, ValueError) as error:
         raise PolicyError(f"{source}: {error}") from error
-    for problem in _dangling(policy):
+    for problem in (*_unusable_names(policy), *_dangling(policy)):
         raise PolicyError(f"{source}: {problem}")
     return policy
 
@@ -274,6 +275,23 @@ def newer_policy(policy: Policy, *, revision: int, toml: str) -> Policy | None:
 def policy_hash(toml: str) -> str:
     """SHA-256 of the file's text: names a bundle in decisions and audit."""
     return hashlib.sha256(toml.encode()).hexdigest()
+
+
+def _unusable_names(policy: Policy) -> list[str]:
+    """Site names are parts of topic names; the others are labels of metrics, keys of records and file-safe ids."""
+    tables = {"classes": policy.classes, "tenants": policy.tenants, "models": policy.models, "sites": policy.sites}
+    problems = [f"sites: {name!r} is not 1 to 64 of A-Z a-z 0-9 . _ -" for name in policy.sites if not SITE.match(name)]
+    for kind, names in tables.items():
+        problems += [
+            f"{kind}: {name[:40]!r} is empty, longer than {NAME_BYTES_MAX} bytes, or holds what can't be printed"
+            for name in names
+            if not 0 < len(name.encode()) <= NAME_BYTES_MAX or not name.isprintable()
+        ]
+    return problems
+
+
+SITE = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")  # Kafka's alphabet of topic names, which end at 249 characters
+NAME_BYTES_MAX = 256
 
 
 def _dangling(policy: Policy) -> list[str]:
