@@ -8,7 +8,7 @@ from tokenfleet.adapters.kafka_admin import config_of, placed
 from tokenfleet.adapters.topics import TOPICS, Topic
 
 GIB = 1024.0**3
-# Bytes a second of one topic at a site of 2,000 instances and 2,000 requests/s (architecture: past one machine).
+# Bytes a second of one topic at a site of 2,000 instances and 2,000 requests/s.
 BYTES_PER_S = {
     "telemetry": 2_000 * 700.0,  # a heartbeat a second
     "kvcache": 2_000 * 45 * 8 * 2.0,  # stored once, and once more in snapshots

@@ -70,7 +70,7 @@ async def until_signal(work: Awaitable[None]) -> int:
 def watched(tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
     """Runs `work` in `tasks`; if it ends, or is cancelled by nobody of ours, the whole group fails.
 
-    A task group ignores a task that ends as cancelled, and aiokafka can cancel its caller (traps).
+    A task group ignores a task that ends as cancelled, and aiokafka can cancel its caller.
     """
     return tasks.create_task(_for_ever(work, name), name=name)
 

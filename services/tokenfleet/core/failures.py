@@ -1,7 +1,7 @@
 """Failures: instances whose requests fail lately are held back, a while and never too many.
 
 Evidence comes from outcomes, so it works when telemetry says that all is well. A held-back instance is `out` at first
-and then half-open: one request a second until one succeeds (architecture: liveness).
+and then half-open: one request a second until one succeeds.
 """
 
 from collections import deque

@@ -24,4 +24,4 @@ class LiveClock:
         self._since_s = now_s if live else None
 
 
-PAUSE_MIN_S = 1.5  # a longer gap between two calls is a pause of this process (architecture: liveness)
+PAUSE_MIN_S = 1.5  # a longer gap between two calls is a pause of this process: it listened to nobody

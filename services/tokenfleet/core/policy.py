@@ -137,7 +137,7 @@ class TokenPilotPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class LivenessPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When an instance is out, suspect, or its row old (architecture: liveness)."""
+    """When an instance is out, suspect, or its row old."""
 
     scrape_failed_max_s: Positive = 10.0
     agent_silent_max_s: Positive = 10.0
@@ -161,7 +161,7 @@ class LedgerPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class SloMaxPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Classifier and admission constants (slomax)."""
+    """How requests are classed, and the bounds on load at the executing site."""
 
     long_ttft_share: Share = 0.25  # L* = share · chat's TTFT · prefill rate
     long_kv_share: Share = 0.05
@@ -173,7 +173,7 @@ class SloMaxPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class FleetMindPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Constraints and cost of cross-site dispatch (fleetmind)."""
+    """Constraints and cost of cross-site dispatch."""
 
     summary_age_max_s: Positive = 10.0
     summary_age_fresh_s: Positive = 3.0
@@ -191,7 +191,7 @@ class FleetMindPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class GoodputPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Windows, lateness and price of accounting (goodput)."""
+    """Windows, lateness and price of accounting."""
 
     windows_s: tuple[float, ...] = (10.0, 60.0, 300.0)
     lateness_s: Positive = 120.0

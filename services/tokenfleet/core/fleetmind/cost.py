@@ -31,7 +31,7 @@ class SiteCost(Struct, frozen=True, kw_only=True):
 def cost(demand: Demand, site: str, pool: PoolSummary, seen: Forecast) -> SiteCost:
     """J = v·(network + wait + f·work + crowding + E[out]·max(0, TPOT − agreed)) + GPU seconds · price + egress.
 
-    v is the class's money per second, f weighs work above waiting, for it also delays those behind (policies.md 1.4).
+    v is the class's money per second, f weighs work above waiting, for it also delays those behind.
     GPU seconds are what the request adds; those of ready but idle replicas are spent wherever it goes.
     """
     agreed_s = demand.terms.tpot_s

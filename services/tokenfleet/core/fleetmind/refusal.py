@@ -1,4 +1,4 @@
-"""Refusal: one typed reason for the whole, from why each site refused. Reasons are never swapped (reliability P22)."""
+"""Refusal: one typed reason for the whole, from why each site refused. No reason stands for another."""
 
 from collections.abc import Collection
 

@@ -2,7 +2,7 @@
 
 A summary is old the moment it is sent; what went out since is known here, at once for one's own sends and on the
 placement event for those of peers. Replay over the summary's waits keeps the 95th percentile that a mean correction
-loses (policies.md 1.4: 1.827 s against 2.04 s at summaries 5 s old).
+loses (in simulation 1.827 s against 2.04 s, with summaries 5 s old).
 """
 
 import heapq
@@ -108,7 +108,7 @@ class Sends:
 
 
 def site_wait_s(waits_s: Sequence[float], *, min_share: float) -> float:
-    """Expected wait at a site: min_share · least + (1 − min_share) · mean over its instances (policies.md 1.4)."""
+    """Expected wait at a site: min_share · least + (1 − min_share) · mean over its instances."""
     if not waits_s:
         return 0.0
     return min_share * min(waits_s) + (1.0 - min_share) * sum(waits_s) / len(waits_s)

@@ -1,7 +1,6 @@
 """Judge: did one execution meet its class's service level.
 
-The accounting table (ARCHITECTURE.md, goodput) is the law; a term that can't be shown to be met counts as missed,
-so an unknown value never becomes a success.
+A term that can't be shown to be met counts as missed, so an unknown value never becomes a success.
 """
 
 from typing import Literal

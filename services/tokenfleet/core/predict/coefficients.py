@@ -1,7 +1,6 @@
 """Coefficients: what an engine's time model is worth on this pool, learned from first tokens.
 
-Recursive least squares with forgetting on *relative* errors: theta multiplies the prior's (c0, a, b, d)
-(policies: learned coefficients).
+Recursive least squares with forgetting on *relative* errors: theta multiplies the prior's (c0, a, b, d).
 """
 
 import numpy as np

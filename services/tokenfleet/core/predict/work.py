@@ -52,8 +52,7 @@ def decode_iteration_s(*, decoding: float, context_tokens: float, coefficients: 
 def prior_coefficients(model: Model, *, factor: float) -> Coefficients:
     """The policy's coefficients × `factor`, for a pool whose outcomes have taught nothing yet.
 
-    A factor above 1 is the safe side: twice too high costs nothing, half too low multiplies the median wait
-    (policies: learned coefficients).
+    A factor above 1 is the safe side: twice too high costs nothing, half too low multiplies the median wait.
     """
     return Coefficients(
         c0_s=model.c0_s * factor,
