@@ -97,7 +97,13 @@ def test_a_state_folder_that_can_not_be_written_is_named(process: str, tmp_path:
     assert str(file) in complaint(process, SITE="b", SITES="b", STATE_DIR=str(file / "state"))
 
 
-def test_every_help_text_can_be_read() -> None:
-    done = tokenfleet("--help")
+@pytest.mark.parametrize("group", [(), ("topics",), ("policy",)], ids=["all", "topics", "policy"])
+def test_every_command_is_told_whole_on_a_narrow_terminal(
+    group: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    done = tokenfleet(*group, "--help")
     assert done.returncode == 0
-    assert "up " in done.stdout
+    _, _, commands = done.stdout.partition("Commands:")
+    assert len(commands.splitlines()) > 1
+    assert "..." not in commands

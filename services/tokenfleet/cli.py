@@ -53,7 +53,10 @@ def up(
     port_base: Annotated[int, typer.Option(min=1024, max=65000, help="First of the ports used.")] = 7400,
     state_dir: State = STATE,
 ) -> None:
-    """Run a whole fleet on this machine: broker, PostgreSQL, four sites with engines, all services, a load."""
+    """Run a whole fleet on this machine until Ctrl-C.
+
+    Broker, PostgreSQL, four sites with simulated engines, all services and a load.
+    """
     from tokenfleet.local.up import UpOptions, run_up
 
     options = UpOptions(
@@ -81,11 +84,11 @@ def _process(name: str, words: str) -> None:
     app.command(name)(run)
 
 
-_process("agent", "Run the agent: scrape engines, follow their KV events, stream both to Kafka.")
-_process("capacity", "Run the capacity processor: telemetry to capacity tables and site summaries.")
-_process("decide", "Run a decision replica of one site: gRPC admission, dispatch, routing, outcomes.")
-_process("goodput", "Run the goodput processor: outcomes to goodput, cost and calibration.")
-_process("audit", "Run the audit writer: decisions and outcomes to PostgreSQL, and the Audit service.")
+_process("agent", "Run the agent: engines' metrics and KV events to Kafka.")
+_process("capacity", "Run the capacity processor: telemetry to tables and summaries.")
+_process("decide", "Run a decision replica of one site: the gRPC services.")
+_process("goodput", "Run the goodput processor: outcomes to goodput and calibration.")
+_process("audit", "Run the audit writer and its service, on PostgreSQL.")
 
 
 @topics_app.command("apply")
@@ -98,7 +101,7 @@ def topics_apply(
     show: Annotated[bool, typer.Option("--print", help="Only print names, sizes and ACLs.")] = False,
     state_dir: State = STATE,
 ) -> None:
-    """Create the topics that are missing, and say which have another shape than they should."""
+    """Create the topics that are missing; say which are wrong."""
     from tokenfleet.adapters.kafka_admin import apply
     from tokenfleet.adapters.kafka_plan import plan_text
     from tokenfleet.adapters.policy_file import load_policy
@@ -183,7 +186,7 @@ def schedule(
     gateway: Gateway = "",
     state_dir: State = STATE,
 ) -> None:
-    """Ask for one decision: may it run, at which site, on which instance."""
+    """Ask for one decision: run now? at which site? which instance?"""
     from tokenfleet.client import calls
 
     request = _request(model, tenant, site, prompt_tokens, max_tokens, task, request_id)
@@ -256,7 +259,7 @@ def drain(
 
 @policy_app.command("check")
 def policy_check(file: Path) -> None:
-    """Read a policy file as a replica would, and say what is wrong with it."""
+    """Say what is wrong with a policy file, as a replica would read it."""
     from tokenfleet.adapters.policy_file import load_policy
 
     policy, digest = load_policy(str(file))
@@ -273,7 +276,10 @@ def policy_show() -> None:
 
 @policy_app.command("apply")
 def policy_apply(file: Path, kafka: KafkaOption = "", state_dir: State = STATE) -> None:
-    """Put a policy file into force everywhere. Its revision must be greater than the one in force."""
+    """Put a policy file into force everywhere.
+
+    Its revision must be greater than the one in force.
+    """
     from tokenfleet.client.operate import publish_policy, refuse_no_newer
 
     if not kafka:
