@@ -19,9 +19,9 @@ def decide(toml: str, folder: Path, **environ: str) -> DecideSettings:
 def test_the_environment_wins_over_the_processes_table_and_that_over_the_file(tmp_path: Path) -> None:
     shared = 'kafka = "k:1"\nsite = "a"\npostgres = "of another process"\n'
     toml = shared + '[decide]\nsite = "b"\nreplica = "1"\n[audit]\nlisten = "x:1"\n'
-    settings = decide(toml, tmp_path, REPLICA="2", SITES="a, b,", PARTITIONS='{"placements": 2}')
+    settings = decide(toml, tmp_path, REPLICA="2", SITES="a, b,")
     assert (settings.kafka, settings.site, settings.replica) == ("k:1", "b", "2")
-    assert (settings.sites, settings.partitions) == (("a", "b"), {"placements": 2})
+    assert settings.sites == ("a", "b")
 
 
 BAD_FILES = {
@@ -49,14 +49,23 @@ def test_a_bad_file_is_told_with_file_and_key(toml: str, tmp_path: Path) -> None
     [
         ("STATUS_PORT", "x", "status_port: expected int"),
         ("STATUS_PORT", "-1", "status_port: expected int >= 0"),
-        ("PARTITIONS", "x", "TOKENFLEET_PARTITIONS: not JSON"),
-        ("PARTITIONS", '{"a": "b"}', "partitions"),
         ("REFLECTION", "maybe", "reflection: expected bool"),
     ],
 )
 def test_a_bad_variable_is_told(key: str, value: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=told):
         decide("", tmp_path, **{key: value})
+
+
+def test_a_variable_can_hold_a_table() -> None:
+    def gateways(json: str) -> dict[str, tuple[str, ...]]:
+        return load_settings("capacity", CapacitySettings, {"TOKENFLEET_GATEWAYS": json}).gateways
+
+    assert gateways('{"a": ["h:1", "h:2"]}') == {"a": ("h:1", "h:2")}
+    with pytest.raises(SetupError, match="TOKENFLEET_GATEWAYS: not JSON"):
+        gateways("x")
+    with pytest.raises(SetupError, match="gateways"):
+        gateways('{"a": "b"}')
 
 
 def test_a_file_that_is_not_there_or_no_text_is_told(tmp_path: Path) -> None:

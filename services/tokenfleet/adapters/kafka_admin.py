@@ -160,7 +160,7 @@ def _compared(name: str, topic: Topic[Struct], refusal: str, count: int, *, crea
         state="wrong",
         partitions=count,
         problem=f"has {count} partitions, {topic.partitions} are wanted",
-        remedy=f"set partitions.{topic.name} = {count}, or stop everything, delete the topic and apply again",
+        remedy=f"apply with --partitions {topic.name}={count}, or stop everything, delete the topic and apply again",
     )
 
 

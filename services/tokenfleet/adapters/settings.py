@@ -23,8 +23,8 @@ class Common(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What every process needs.
 
     `kafka` is HOST:PORT[,HOST:PORT]. `state_dir` belongs to this process alone. `status_port` serves /health and
-    /metrics, 0 picks a free one. `policy` is a policy file, empty for the shipped one. `partitions` overrides partition
-    counts by topic name. `sites` are the datacenters that this process serves or follows.
+    /metrics, 0 picks a free one. `policy` is a policy file, empty for the shipped one. `sites` are the datacenters
+    that this process serves or follows.
     """
 
     kafka: str = "127.0.0.1:9092"
@@ -32,13 +32,12 @@ class Common(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     status_host: str = "127.0.0.1"
     status_port: Port = 0
     policy: str = ""
-    partitions: dict[str, int] = {}
     sites: tuple[str, ...] = ()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
 class AgentSettings(Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`engines` is the watched discovery file; `site_secret_file` holds the key of the block-key seed."""
+    """`engines` is the watched discovery file. The key of the block-key seed is in `site_secret_file`, else `site_secret`."""
 
     agent: str = "agent"
     engines: str = "engines.toml"
