@@ -37,7 +37,7 @@ class Common(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class AgentSettings(Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`engines` is the watched discovery file. The key of the block-key seed is in `site_secret_file`, else `site_secret`."""
+    """`engines` is the watched discovery file. `site_secret_file` (else `site_secret`) holds the key of block keys."""
 
     agent: str = "agent"
     engines: str = "engines.toml"
