@@ -1,10 +1,14 @@
 """Topics: names, the partition of a key, and what a changed count may be."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+from tokenfleet.adapters import kafka_plan, topics
 from tokenfleet.adapters.kafka_admin import config_of, placed
 from tokenfleet.adapters.kafka_plan import BYTES_PER_S, ROLES, plan_text
-from tokenfleet.adapters.topics import PLACEMENTS, POLICY, TELEMETRY, TOPICS, partition_of, resized
+from tokenfleet.adapters.topics import PLACEMENTS, POLICY, TELEMETRY, TOPICS, Topic, partition_of, resized
 from tokenfleet.core.errors import SetupError
 
 
@@ -60,5 +64,30 @@ def test_the_plan_names_every_topic_and_gives_each_role_what_it_needs() -> None:
     assert "allow User:tokenfleet-agent-b WRITE,DESCRIBE topic tokenfleet.b.telemetry.v1" in text
     assert "agent-b WRITE,DESCRIBE topic tokenfleet.c" not in text
     assert BYTES_PER_S.keys() == {topic.name for topic in TOPICS}
-    named = {name for writes, reads, _ in ROLES.values() for name in writes | reads}
-    assert named <= {topic.name for topic in TOPICS}
+    assert "allow User:tokenfleet-decide-b READ,DESCRIBE topic tokenfleet.c.summary.v1" in text
+    assert "decide-b READ,DESCRIBE topic tokenfleet.c.capacity" not in text
+    assert "allow User:tokenfleet-audit READ,DESCRIBE topic tokenfleet.c.outcomes.v1" in text
+    assert "allow User:tokenfleet-capacity-b READ group tokenfleet-capacity-b" in text
+
+
+SOURCES = {
+    "agent": ("processes/agent", "adapters/engines/site_feed"),
+    "capacity": ("processes/capacity", "adapters/shards", "adapters/site_face", "adapters/faust_app"),
+    "decide": ("processes/decide", "adapters/services"),
+    "goodput": ("processes/goodput", "adapters/faust_app"),
+    "audit": ("processes/audit",),
+    "operator": ("client/operate",),
+}
+CALL = re.compile(r"\.(follower|lone_worker|shared_worker|listen|send|put)\(\s*([A-Z]+),")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_may_do_what_its_code_does_and_no_more(role: str) -> None:
+    """What it reads and writes stands in its calls; whoever reads also writes dead letters."""
+    package = Path(kafka_plan.__file__).parent.parent
+    calls = [call for source in SOURCES[role] for call in CALL.findall((package / f"{source}.py").read_text())]
+    names = {name: topic.name for name, topic in vars(topics).items() if isinstance(topic, Topic)}
+    writes = {names[topic] for verb, topic in calls if verb in ("send", "put")}
+    reads = {names[topic] for verb, topic in calls if verb not in ("send", "put")}
+    assert ROLES[role].writes == writes | ({"deadletter"} if reads else set())
+    assert ROLES[role].reads | ROLES[role].reads_everywhere == reads

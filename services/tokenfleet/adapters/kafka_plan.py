@@ -24,31 +24,47 @@ BYTES_PER_S = {
     "feedback": 1_000.0,
     "deadletter": 100.0,
 }
-# Which role writes and reads which topic. `decide` follows its own site's tables and the others' faces.
-ROLES: dict[str, tuple[frozenset[str], frozenset[str], str]] = {
-    "agent": (frozenset({"telemetry", "kvcache", "deadletter"}), frozenset({"control"}), ""),
-    "capacity": (
-        frozenset({"capacity", "summary", "sketch", "deadletter"}),
-        frozenset({"telemetry", "capacity", "kvcache", "placements", "policy"}),
-        "capacity-{site}",
+
+
+class Role(Struct, frozen=True, kw_only=True):
+    """What one kind of process writes and reads, by topic name, and the consumer groups that it joins or commits to.
+
+    A role of a site touches that site's topics only, and `reads_everywhere` at the others; one that is `fleet_wide`
+    is one user for all sites.
+    """
+
+    writes: frozenset[str]
+    reads: frozenset[str] = frozenset()
+    reads_everywhere: frozenset[str] = frozenset()
+    groups: tuple[str, ...] = ()
+    fleet_wide: bool = False
+
+
+ROLES: dict[str, Role] = {
+    "agent": Role(writes=frozenset({"telemetry", "kvcache"})),
+    "capacity": Role(
+        writes=frozenset({"capacity", "summary", "sketch", "deadletter"}),
+        reads=frozenset({"telemetry", "capacity", "kvcache", "placements", "control", "policy", "feedback"}),
+        groups=("tokenfleet-capacity-{site}", "tokenfleet-capacity"),  # of its telemetry; faust's own
     ),
-    "decide": (
-        frozenset({"placements", "decisions", "outcomes", "deadletter"}),
-        frozenset(
-            {"capacity", "kvcache", "placements", "outcomes", "summary", "sketch", "control", "policy", "feedback"}
-        ),
-        "",
+    "decide": Role(
+        writes=frozenset({"placements", "decisions", "outcomes", "deadletter"}),
+        reads=frozenset({"capacity", "kvcache", "placements", "control", "policy", "feedback"}),
+        reads_everywhere=frozenset({"summary", "sketch"}),
     ),
-    "goodput": (
-        frozenset({"goodput", "feedback", "deadletter"}),
-        frozenset({"outcomes", "decisions", "policy", "feedback"}),
-        "goodput-{site}",
+    "goodput": Role(
+        writes=frozenset({"goodput", "feedback", "deadletter"}),
+        reads=frozenset({"outcomes", "summary", "policy", "goodput", "feedback"}),
+        groups=("tokenfleet-goodput",),  # faust's own
+        fleet_wide=True,
     ),
-    "audit": (
-        frozenset({"deadletter"}),
-        frozenset({"decisions", "outcomes", "goodput", "deadletter", "policy"}),
-        "audit-{site}",
+    "audit": Role(
+        writes=frozenset({"deadletter"}),
+        reads=frozenset({"decisions", "outcomes", "goodput"}),
+        groups=("audit",),
+        fleet_wide=True,
     ),
+    "operator": Role(writes=frozenset({"control", "policy"}), fleet_wide=True),  # `drain` and `policy apply`
 }
 
 
@@ -56,14 +72,13 @@ def plan_text(sites: Iterable[str], *, topics: Sequence[Topic[Struct]] = TOPICS,
     """Names, partitions, settings, estimated sizes and ACLs, as lines that a Kafka team can act on."""
     names = list(sites)
     rows = [_topic_row(topic, site, replication) for topic, site in placed(names, topics)]
-    acls = [line for role in ROLES for site in names for line in _acls(role, site, topics)]
     return "\n".join(
         [
             f"# {len(rows)} topics, replication {replication}; sizes for 2,000 instances and 2,000 requests/s a site",
             *rows,
             "",
             "# ACLs: a role of a site writes its own site's topics only",
-            *dict.fromkeys(acls),
+            *(line for name, role in ROLES.items() for line in _acls(name, role, names, topics)),
         ]
     )
 
@@ -80,17 +95,26 @@ def _gib(topic: Topic[Struct]) -> float:
     return BYTES_PER_S[topic.name] * topic.retention_s / GIB
 
 
-def _acls(role: str, site: str, topics: Sequence[Topic[Struct]]) -> list[str]:
-    writes, reads, group = ROLES[role]
-    user = f"User:tokenfleet-{role}-{site}"
-    lines = [f"allow {user} WRITE,DESCRIBE topic {t.at(site)}" for t in topics if t.name in writes]
-    for topic in topics:
-        if topic.name in reads:
-            # Faces of other sites arrive as replicas under their own names.
-            name = (
-                f"tokenfleet.*.{topic.name}.v{topic.version}" if topic.name in ("summary", "sketch") else topic.at(site)
-            )
-            lines.append(f"allow {user} READ,DESCRIBE topic {name}")
-    if group:
-        lines.append(f"allow {user} READ group {group.format(site=site)}")
-    return lines
+def _acls(name: str, role: Role, sites: Sequence[str], topics: Sequence[Topic[Struct]]) -> list[str]:
+    """A fleet-wide role's lines, or those of its user at each site."""
+    if role.fleet_wide:
+        return _user_acls(f"tokenfleet-{name}", role, own=sites, all_sites=sites, topics=topics)
+    return [
+        line
+        for site in sites
+        for line in _user_acls(f"tokenfleet-{name}-{site}", role, own=[site], all_sites=sites, topics=topics)
+    ]
+
+
+def _user_acls(
+    user: str, role: Role, *, own: Sequence[str], all_sites: Sequence[str], topics: Sequence[Topic[Struct]]
+) -> list[str]:
+    writes = [topic.at(site) for topic, site in placed(own, topics) if topic.name in role.writes]
+    reads = [topic.at(site) for topic, site in placed(own, topics) if topic.name in role.reads]
+    reads += [topic.at(site) for topic, site in placed(all_sites, topics) if topic.name in role.reads_everywhere]
+    groups = dict.fromkeys(group.format(site=site) for site in own for group in role.groups)
+    return [
+        *(f"allow User:{user} WRITE,DESCRIBE topic {topic}" for topic in writes),
+        *(f"allow User:{user} READ,DESCRIBE topic {topic}" for topic in reads),
+        *(f"allow User:{user} READ group {group}" for group in groups),
+    ]
