@@ -7,19 +7,29 @@ starts with the app, without waiting for faust's own consumer group to join, and
 import asyncio
 import logging
 import signal
+import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import faust
 
+from tokenfleet.adapters.codec import decode
 from tokenfleet.adapters.kafka_link import KafkaLink
-from tokenfleet.adapters.running import EndedUnaskedError, exit_code_of
-from tokenfleet.adapters.topics import Topic
-from tokenfleet.core.errors import SetupError
+from tokenfleet.adapters.policy_file import load_policy
+from tokenfleet.adapters.running import EXIT_SETUP, EndedUnaskedError, exit_code_of, set_up_logging
+from tokenfleet.adapters.settings import Common, load_settings
+from tokenfleet.adapters.topics import POLICY, Topic
+from tokenfleet.core.errors import BadRecordError, PolicyError, SetupError
+from tokenfleet.core.policy import Policy
+from tokenfleet.core.records import PolicyRevision
 
+S = TypeVar("S", bound=Common)
 Body = Callable[[], Coroutine[Any, Any, None]]
 SESSION_S = 10.0
+
+log = logging.getLogger(__name__)
 
 
 class HostedApp(faust.App):
@@ -83,6 +93,40 @@ class HostedApp(faust.App):
         """Stop as if told to: a crash of faust's own leaves half of its services standing, and pages of tracebacks."""
         self.failure = error
         signal.raise_signal(signal.SIGTERM)
+
+
+class Processor(Protocol):
+    """What such a process is: a loop, and what it makes of a newer policy."""
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        ...
+
+    def revise(self, revision: PolicyRevision) -> None:
+        """Go by this policy from now on, if it is newer than ours and can be used."""
+        ...
+
+
+def run_processor(name: str, kind: type[S], make: Callable[[S, Policy], Processor]) -> NoReturn:
+    """Reads settings and policy of the process `name`, and runs what `make` makes of them in an app until it ends."""
+    try:
+        settings = load_settings(name, kind)
+        processor = make(settings, load_policy(settings.policy)[0])
+        app = HostedApp(name, kafka=settings.kafka, state_dir=settings.state_dir, body=processor.run)
+    except (SetupError, PolicyError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(EXIT_SETUP)
+    set_up_logging(settings.log_level)
+    app.listen(POLICY, partial(_take_policy, processor))
+    run(app)
+
+
+def _take_policy(processor: Processor, value: bytes) -> None:
+    """A bad record is in the log here, and in the dead letters of those who follow."""
+    try:
+        processor.revise(decode(POLICY, value))
+    except BadRecordError as error:
+        log.error("a record on %s can't be read: %s", POLICY.at(), error)
 
 
 def run(app: HostedApp) -> NoReturn:

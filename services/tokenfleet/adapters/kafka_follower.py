@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from tokenfleet.adapters.clock import monotonic_s
 from tokenfleet.adapters.deadletter import DeadLetters
-from tokenfleet.adapters.kafka_link import KafkaLink
+from tokenfleet.adapters.kafka_link import KafkaAwayError, KafkaLink
 from tokenfleet.adapters.kafka_reader import Reader
 from tokenfleet.adapters.kafka_reading import Record, Start
 from tokenfleet.adapters.kafka_starts import offsets_for
@@ -46,6 +46,21 @@ class Follower(Reader[M]):
     ) -> None:
         super().__init__(link, topic, site, start=start, on_reset=on_reset, letters=letters)
         self._apply, self._partitions, self._on_caught_up = apply, partitions, on_caught_up
+
+    async def read_to_end(self, *, wait_max_s: float | None = None) -> None:
+        """Run until caught up, and no longer. Raises what `run` raises, KafkaAwayError after `wait_max_s`."""
+        reading = asyncio.create_task(self.run())
+        caught_up = asyncio.create_task(self.until_caught_up())
+        try:
+            await asyncio.wait({reading, caught_up}, return_when=asyncio.FIRST_COMPLETED, timeout=wait_max_s)
+            if reading.done():
+                reading.result()
+            if not caught_up.done():
+                raise KafkaAwayError(f"{self.name}: could not be read to its end in {wait_max_s} s")
+        finally:
+            reading.cancel()
+            caught_up.cancel()
+            await asyncio.gather(reading, caught_up, return_exceptions=True)
 
     def _consumer(self) -> AIOKafkaConsumer:
         return self._link.consumer(fetch_wait_s=self.topic.fetch_wait_s)

@@ -1,10 +1,14 @@
-"""Policy file: the policy that a process starts with, its own file or the shipped one."""
+"""Policy file: the policy that a process starts with, its own file or the shipped one, and the one that follows it."""
 
+import logging
 from importlib.resources import files
 from pathlib import Path
 
 from tokenfleet.core.errors import PolicyError
-from tokenfleet.core.policy import Policy, parse_policy, policy_hash
+from tokenfleet.core.policy import Policy, newer_policy, parse_policy, policy_hash
+from tokenfleet.core.records import PolicyRevision
+
+log = logging.getLogger(__name__)
 
 
 def load_policy(path: str = "") -> tuple[Policy, str]:
@@ -26,3 +30,12 @@ def policy_text(path: str = "") -> str:
         raise PolicyError(f"policy file {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise PolicyError(f"policy file {path}: not UTF-8 at byte {error.start}") from error
+
+
+def revised(policy: Policy, revision: PolicyRevision) -> Policy:
+    """The policy in force once `revision` is heard: its own if it is newer and can be used, which the log says."""
+    try:
+        return newer_policy(policy, revision=revision.revision, toml=revision.toml) or policy
+    except PolicyError as error:
+        log.error("policy revision %d is not used: %s", revision.revision, error)
+        return policy

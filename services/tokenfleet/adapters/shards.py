@@ -138,16 +138,5 @@ class SiteShards:
             found[record.partition] = record.message
 
         reader = self._kafka.follower(CAPACITY, self.site, keep, start=LAST, partitions=numbers)
-        reading = asyncio.create_task(reader.run())
-        caught_up = asyncio.create_task(reader.until_caught_up())
-        try:
-            await asyncio.wait({reading, caught_up}, return_when=asyncio.FIRST_COMPLETED, timeout=SEED_WAIT_MAX_S)
-            if reading.done():
-                reading.result()
-            if not caught_up.done():
-                raise KafkaAwayError(f"{reader.name}: the last messages could not be read in {SEED_WAIT_MAX_S} s")
-        finally:
-            reading.cancel()
-            caught_up.cancel()
-            await asyncio.gather(reading, caught_up, return_exceptions=True)
+        await reader.read_to_end(wait_max_s=SEED_WAIT_MAX_S)
         return found

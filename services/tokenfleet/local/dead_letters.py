@@ -1,7 +1,6 @@
 """Dead letters: how many records this run could not use, read from their topic."""
 
 import asyncio
-import contextlib
 
 from tokenfleet.adapters.clock import wall_s
 from tokenfleet.adapters.kafka import Kafka
@@ -25,13 +24,7 @@ async def count_dead_letters(kafka: str, *, since_wall_s: float) -> int | None:
     try:
         async with asyncio.timeout(WAIT_MAX_S), Kafka(kafka, client_id="up", wait_max_s=WAIT_MAX_S) as link:
             follower = link.follower(DEADLETTER, "", take, start=ago(wall_s() - since_wall_s + SLACK_S))
-            reading = asyncio.create_task(follower.run())
-            try:
-                await follower.until_caught_up()
-            finally:
-                reading.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await reading
+            await follower.read_to_end()
     except (TimeoutError, SetupError, OSError):
         return None
     return len(letters)

@@ -5,28 +5,23 @@ shard 0 also publishes the site's summary and sketches. A process serves one or 
 """
 
 import asyncio
-import logging
-import sys
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from tokenfleet.adapters import faust_app
-from tokenfleet.adapters.codec import decode
+from tokenfleet.adapters.faust_app import run_processor
 from tokenfleet.adapters.kafka import Kafka
 from tokenfleet.adapters.kafka_reading import BEGINNING
-from tokenfleet.adapters.policy_file import load_policy
-from tokenfleet.adapters.running import EXIT_SETUP, set_up_logging, watched
-from tokenfleet.adapters.settings import CapacitySettings, load_settings
+from tokenfleet.adapters.policy_file import revised
+from tokenfleet.adapters.running import watched
+from tokenfleet.adapters.settings import CapacitySettings
 from tokenfleet.adapters.shards import SiteShards
 from tokenfleet.adapters.site_face import publish_summaries
 from tokenfleet.adapters.status import Status
 from tokenfleet.adapters.topics import POLICY
-from tokenfleet.core.errors import BadRecordError, PolicyError, SetupError
-from tokenfleet.core.policy import Policy, newer_policy
+from tokenfleet.core.errors import SetupError
+from tokenfleet.core.policy import Policy
 from tokenfleet.core.records import PolicyRevision
-
-logger = logging.getLogger(__name__)
 
 
 class Capacity:
@@ -44,19 +39,7 @@ class Capacity:
 
     def revise(self, revision: PolicyRevision) -> None:
         """Go by this policy from now on, if it is newer than ours and can be used."""
-        try:
-            newer = newer_policy(self._policy, revision=revision.revision, toml=revision.toml)
-        except PolicyError as error:
-            logger.error("policy revision %d is not used: %s", revision.revision, error)
-        else:
-            self._policy = newer or self._policy
-
-    def take_policy(self, value: bytes) -> None:
-        """`revise` from a record's value; a bad one is in the log here and in the dead letters of those who follow."""
-        try:
-            self.revise(decode(POLICY, value))
-        except BadRecordError as error:
-            logger.error("a record on %s can't be read: %s", POLICY.at(), error)
+        self._policy = revised(self._policy, revision)
 
     async def run(self) -> None:
         settings = self._settings
@@ -96,17 +79,7 @@ class _Face:
 
 
 def main() -> None:
-    """Run until SIGTERM."""
-    try:
-        settings = load_settings("capacity", CapacitySettings)
-        capacity = Capacity(settings, load_policy(settings.policy)[0])
-        app = faust_app.HostedApp("capacity", kafka=settings.kafka, state_dir=settings.state_dir, body=capacity.run)
-    except (SetupError, PolicyError) as error:
-        print(error, file=sys.stderr)
-        sys.exit(EXIT_SETUP)
-    set_up_logging(settings.log_level)
-    app.listen(POLICY, capacity.take_policy)
-    faust_app.run(app)
+    run_processor("capacity", CapacitySettings, Capacity)
 
 
 if __name__ == "__main__":

@@ -8,31 +8,29 @@ every row that can still change is rebuilt whole. So nothing is committed, and a
 import asyncio
 import logging
 import math
-import sys
 from collections.abc import Callable
 
 from prometheus_client import Counter, Gauge
 
-from tokenfleet.adapters import faust_app
 from tokenfleet.adapters.clock import monotonic_s, wall_s
-from tokenfleet.adapters.codec import decode
+from tokenfleet.adapters.faust_app import run_processor
 from tokenfleet.adapters.kafka import Kafka
 from tokenfleet.adapters.kafka_follower import Follower
 from tokenfleet.adapters.kafka_link import KafkaAwayError
 from tokenfleet.adapters.kafka_reading import BEGINNING, LAST, Record, ago
-from tokenfleet.adapters.policy_file import load_policy
-from tokenfleet.adapters.running import EXIT_SETUP, set_up_logging, watched
-from tokenfleet.adapters.settings import GoodputSettings, load_settings
+from tokenfleet.adapters.policy_file import revised
+from tokenfleet.adapters.running import watched
+from tokenfleet.adapters.settings import GoodputSettings
 from tokenfleet.adapters.status import Status
 from tokenfleet.adapters.topics import FEEDBACK, GOODPUT, OUTCOMES, POLICY, SUMMARY
 from tokenfleet.core.accounts import Feedback, GoodputPartial, GoodputRow
-from tokenfleet.core.errors import BadRecordError, PolicyError, SetupError
+from tokenfleet.core.errors import SetupError
 from tokenfleet.core.goodput.cost import PoolCost
 from tokenfleet.core.goodput.event_time import OFFSET_WINDOW_S
 from tokenfleet.core.goodput.lessons import Lessons
 from tokenfleet.core.goodput.partition import PartitionGoodput
 from tokenfleet.core.goodput.table import GoodputTable
-from tokenfleet.core.policy import GoodputPolicy, Policy, newer_policy
+from tokenfleet.core.policy import GoodputPolicy, Policy
 from tokenfleet.core.records import OutcomeEnvelope, PolicyRevision, SiteSummary
 
 PUBLISH_EVERY_S = 1.0
@@ -62,23 +60,9 @@ class Goodput:
 
     def revise(self, revision: PolicyRevision) -> None:
         """Judge by this policy from now on, if it is newer than ours and can be used."""
-        try:
-            newer = newer_policy(self._policy, revision=revision.revision, toml=revision.toml)
-        except PolicyError as error:
-            logger.error("policy revision %d is not used: %s", revision.revision, error)
-            return
-        if newer is None:
-            return
-        self._policy = newer
+        self._policy = revised(self._policy, revision)
         for partition in self._partitions:
             partition.policy = self._policy
-
-    def take_policy(self, value: bytes) -> None:
-        """`revise` from a record's value; a bad one is in the log here and in the dead letters of those who follow."""
-        try:
-            self.revise(decode(POLICY, value))
-        except BadRecordError as error:
-            logger.error("a record on %s can't be read: %s", POLICY.at(), error)
 
     async def run(self) -> None:
         settings = self._settings
@@ -101,9 +85,12 @@ class Goodput:
         """Take up what earlier lives published, and begin the outcomes where it can still change."""
         table = GoodputTable()
         replay_s = _replay_s(self._policy.goodput)
-        await _read_to_end(kafka.follower(POLICY, "", lambda record: self.revise(record.message), start=BEGINNING))
-        await _read_to_end(kafka.follower(GOODPUT, "", lambda record: table.hear(record.message), start=ago(replay_s)))
-        await _read_to_end(kafka.follower(FEEDBACK, "", self._take_revision, start=LAST))
+        for before in (
+            kafka.follower(POLICY, "", lambda record: self.revise(record.message), start=BEGINNING),
+            kafka.follower(GOODPUT, "", lambda record: table.hear(record.message), start=ago(replay_s)),
+            kafka.follower(FEEDBACK, "", self._take_revision, start=LAST),
+        ):
+            await before.read_to_end()
         counts = {site: await kafka.partitions(OUTCOMES, site) for site in self._settings.sites}
         if len(set(counts.values())) > 1:
             raise SetupError(f"outcomes: all sites need the same number of partitions, found {counts}")
@@ -227,32 +214,8 @@ def _reading(readers: list[Follower[OutcomeEnvelope] | Follower[SiteSummary]]) -
     return not behind, f"{sum(reader.lag for reader in readers)} records behind"
 
 
-async def _read_to_end(follower: Follower[PolicyRevision] | Follower[GoodputPartial] | Follower[Feedback]) -> None:
-    reading = asyncio.create_task(follower.run())
-    caught_up = asyncio.create_task(follower.until_caught_up())
-    try:
-        await asyncio.wait({reading, caught_up}, return_when=asyncio.FIRST_COMPLETED)
-        if reading.done():
-            reading.result()
-    finally:
-        reading.cancel()
-        caught_up.cancel()
-        await asyncio.gather(reading, caught_up, return_exceptions=True)
-
-
 def main() -> None:
-    """Run until SIGTERM."""
-    try:
-        settings = load_settings("goodput", GoodputSettings)
-        policy, _ = load_policy(settings.policy)
-        goodput = Goodput(settings, policy)
-        app = faust_app.HostedApp("goodput", kafka=settings.kafka, state_dir=settings.state_dir, body=goodput.run)
-    except (SetupError, PolicyError) as error:
-        print(error, file=sys.stderr)
-        sys.exit(EXIT_SETUP)
-    set_up_logging(settings.log_level)
-    app.listen(POLICY, goodput.take_policy)
-    faust_app.run(app)
+    run_processor("goodput", GoodputSettings, Goodput)
 
 
 if __name__ == "__main__":
