@@ -1,7 +1,7 @@
 """Kafka link: one process's connection to the brokers: which cluster, which topics, where logs begin and end; sending.
 
-Readers build on it (`kafka_follower`, `kafka_workers`); `kafka` is what processes use. Nothing else imports aiokafka
-but `kafka_admin`.
+Readers build on it (`kafka_follower`, `kafka_workers`); `kafka` is what processes use. aiokafka is imported by
+modules named kafka_* alone, and by `aiokafka_mended`.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Site: all that one replica knows of its datacenter, and of the others, from the facts on the topics.
 
 The one object with state. `heard` takes a fact in, `pool` joins the tables into what a decision sees, `settled` takes
-in how a request went. core.schedule decides on it; the services, the stream processors and the simulator drive it.
+in how a request went. core.schedule decides on it; the services and the stream processors drive it.
 """
 
 from collections import OrderedDict
