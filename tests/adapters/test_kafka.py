@@ -70,16 +70,16 @@ async def client(kafka: KafkaServer) -> AsyncIterator[Kafka]:
 
 
 async def test_a_batch_arrives_in_order_and_is_live_only_after_the_gate(client: Kafka, site: str) -> None:
-    first = await client.send(PLACEMENTS, site, [envelope(n) for n in range(5)], partition=2)
+    first = await client.send(PLACEMENTS, site, [envelope(n) for n in range(5)], partition=1)
     seen: list[tuple[int, int, bool]] = []
     reader = client.follower(
         PLACEMENTS, site, lambda r: seen.append((r.partition, r.message.n, r.live)), start=BEGINNING
     )
     async with reading(reader):
-        assert seen == [(2, n, False) for n in range(5)]
-        assert await client.send(PLACEMENTS, site, [envelope(5)], partition=2) == first + 5
+        assert seen == [(1, n, False) for n in range(5)]
+        assert await client.send(PLACEMENTS, site, [envelope(5)], partition=1) == first + 5
         await until(lambda: len(seen) == 6)
-        assert seen[5] == (2, 5, True)
+        assert seen[5] == (1, 5, True)
         assert reader.lag == 0
         assert reader.last_heard_s is not None
 
@@ -227,28 +227,29 @@ async def test_a_rebalance_loses_no_record(client: Kafka, site: str) -> None:
     """Two share, one leaves: every record is seen by one of them at least, each partition has one owner."""
     seen: list[int] = []
     one, two = Member(client, site, seen), Member(client, site, seen)
+    everything = tuple(range(PLACEMENTS.partitions))
     sent = 0
 
     async def send_round() -> None:
         nonlocal sent
-        for partition in range(4):
+        for partition in everything:
             await client.send(PLACEMENTS, site, [envelope(sent)], partition=partition)
             sent += 1
 
     first = asyncio.create_task(one.worker.run())
-    await until(lambda: one.worker.partitions == (0, 1, 2, 3))
+    await until(lambda: one.worker.partitions == everything)
     await send_round()
     second = asyncio.create_task(two.worker.run())
     while not two.worker.partitions:
         await send_round()
         await asyncio.sleep(0.1)
-    await until(lambda: set(one.worker.partitions) | set(two.worker.partitions) == {0, 1, 2, 3})
+    await until(lambda: set(one.worker.partitions) | set(two.worker.partitions) == set(everything))
     await until(lambda: not set(one.worker.partitions) & set(two.worker.partitions))
     assert set(one.lost) == set(two.worker.partitions) == set(two.gained)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     await send_round()
-    await until(lambda: two.worker.partitions == (0, 1, 2, 3))
+    await until(lambda: two.worker.partitions == everything)
     await until(lambda: set(seen) == set(range(sent)))
     second.cancel()
     await asyncio.gather(second, return_exceptions=True)
