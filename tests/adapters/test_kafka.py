@@ -333,7 +333,7 @@ async def test_apply_creates_compares_and_says_the_remedy(kafka: KafkaServer) ->
     wider: Topic[PlacementEnvelope] = msgspec.structs.replace(PLACEMENTS, partitions=6)
     [wrong] = await kafka_admin.apply(kafka.bootstrap, [site], topics=[wider])
     assert (wrong.state, wrong.partitions) == ("wrong", PLACEMENTS.partitions)
-    assert f"partitions.placements = {PLACEMENTS.partitions}" in wrong.remedy
+    assert f"--partitions placements={PLACEMENTS.partitions}" in wrong.remedy
     [again] = await kafka_admin.apply(kafka.bootstrap, [site], topics=[wider], recreate_wrong=True)
     assert again.state == "recreated"
     assert [result.state for result in await kafka_admin.apply(kafka.bootstrap, [site], topics=[wider])] == ["ok"]
