@@ -19,7 +19,6 @@ SHIPPED = parse_policy((files("tokenfleet.core") / "default_policy.toml").read_t
 MODELS = {  # what these tests measure against: the large one is Llama-3.1-70B on TP8 H100 (L70 in sim/profiles.toml)
     "small-chat": replace(
         SHIPPED.models["small-chat"],
-        kv_bytes_per_token=57_344,
         budget_tokens=4096,
         c0_s=0.006,
         w_min_s=0.002,
@@ -29,7 +28,6 @@ MODELS = {  # what these tests measure against: the large one is Llama-3.1-70B o
     ),
     "large-chat": replace(
         SHIPPED.models["large-chat"],
-        kv_bytes_per_token=327_680,
         budget_tokens=4096,
         c0_s=0.0075,
         w_min_s=0.0026,

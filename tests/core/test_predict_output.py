@@ -39,14 +39,6 @@ def test_old_lengths_are_forgotten() -> None:
     assert lengths.samples <= 2000
 
 
-def test_merged_histograms_are_as_if_counted_in_one() -> None:
-    one, other = filled(*[100] * 60), filled(*[1000] * 40)
-    one.merge(other)
-    assert one.quantile(0.5) == pytest.approx(100, rel=0.06)
-    assert one.quantile(0.9) == pytest.approx(1000, rel=0.06)
-    assert one.samples == pytest.approx(100, rel=0.05)
-
-
 def test_millions_of_lengths_keep_their_scale() -> None:
     lengths = filled(*[100] * 600_000)
     assert lengths.quantile(0.5) == pytest.approx(100, rel=0.06)

@@ -7,7 +7,7 @@ from tests.core.pools import POLICY, instance, pool, request
 from tokenfleet.core.decision import Request
 from tokenfleet.core.errors import BadRequestError, UnknownTenantError
 from tokenfleet.core.policy import Policy, RequestClass, Tenant
-from tokenfleet.core.slomax.budget import BUDGET_MAX_TOKENS, bounded_tokens, output_budget
+from tokenfleet.core.slomax.budget import bounded_tokens
 from tokenfleet.core.slomax.classify import Classification, classify, long_from_tokens
 from tokenfleet.core.view import PoolView
 
@@ -96,29 +96,6 @@ def test_unknown_names_are_errors_of_the_request() -> None:
         classified(request(500, declared_class="urgent"))
     with pytest.raises(UnknownTenantError):
         classified(request(500, tenant="nobody"))
-
-
-@pytest.mark.parametrize(
-    ("caps", "budget"),
-    [
-        ([], 0),
-        ([None, None], 0),
-        ([1], 1),
-        ([65_536], 65_536),
-        ([2**31], BUDGET_MAX_TOKENS),
-        ([2**63], BUDGET_MAX_TOKENS),
-        ([1, 4096], 4096),
-        ([None, 7], 7),
-    ],
-)
-def test_the_larger_of_two_caps_holds_and_none_overflows(caps: list[int | None], budget: int) -> None:
-    assert output_budget(caps) == budget
-
-
-@pytest.mark.parametrize("caps", [[0], [-1], [4096, 0]])
-def test_a_budget_below_one_token_is_refused(caps: list[int | None]) -> None:
-    with pytest.raises(BadRequestError):
-        output_budget(caps)
 
 
 def test_the_budget_bounds_the_estimate_and_is_never_it() -> None:

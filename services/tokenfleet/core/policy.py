@@ -6,7 +6,7 @@ default is `core/default_policy.toml`; new revisions arrive on the `policy` topi
 
 import hashlib
 import re
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
@@ -55,7 +55,6 @@ class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `running_max` bounds its concurrent requests at one site.
     """
 
-    weight: Positive = 1.0
     classes: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     residency: str = ""
@@ -67,12 +66,11 @@ class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model that callers may name. `digests` are the revisions that may serve it (empty: any).
 
-    `prior` are the engine coefficients assumed until outcomes have taught better ones.
+    `c0_s` … `d_s` are the engine coefficients assumed until outcomes have taught better ones.
     """
 
     context_max_tokens: Annotated[int, Meta(ge=1)]
     digests: tuple[str, ...] = ()
-    kv_bytes_per_token: Annotated[int, Meta(ge=1)] = 131072
     budget_tokens: Annotated[int, Meta(ge=1)] = 4096  # tokens per engine iteration
     seats_max: Annotated[int, Meta(ge=1)] = 256
     c0_s: Positive = 0.0075
@@ -115,7 +113,7 @@ class Residency(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class TokenPilotPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Weights and limits of routing (tokenpilot: the cost J)."""
+    """Weights and limits of routing: the terms of an instance's cost (core/tokenpilot/cost.py)."""
 
     margin_weight: NonNegative = 0.5
     reuse_base: NonNegative = 0.5
@@ -207,7 +205,6 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     revision: Annotated[int, Meta(ge=1)] = 1
     default_tenant: str = ""
-    cache_isolation: Literal["shared", "tenant"] = "shared"
     products: Products = Products()
     classes: dict[str, RequestClass]
     tenants: dict[str, Tenant]

@@ -50,22 +50,15 @@ class PrefixIndex:
     def hits(self, keys: bytes) -> dict[str, int]:
         """Instance → blocks of `keys` that it holds from the first on without a break; absent: none."""
         found: dict[str, int] = {}
-        for blocks, bitset in self.runs(keys):
+        for blocks, bitset in self._table.runs(keys, self._credited):
             for slot in slots(bitset):
                 found[self._instances[slot]] = blocks
         return found
-
-    def runs(self, keys: bytes) -> list[tuple[int, int]]:
-        """(blocks, bitset of slots) with the longest run first; `instance_of` names a slot."""
-        return self._table.runs(keys, self._credited)
 
     def census(self, instances: Iterable[str]) -> Census:
         """The blocks that any of `instances` holds with credit, as of now; it may be counted in another thread."""
         wanted = frozenset(instances)
         return self._table.census(sum(1 << slot for slot, name in self._instances.items() if name in wanted))
-
-    def instance_of(self, slot: int) -> str:
-        return self._instances[slot]
 
     def state(self, instance: str) -> KvState:
         """What may be believed: `none` without credit."""

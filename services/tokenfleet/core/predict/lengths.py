@@ -1,4 +1,4 @@
-"""Lengths: a histogram of token counts in logarithmic buckets that forgets slowly and can be merged."""
+"""Lengths: a histogram of token counts in logarithmic buckets that forgets slowly."""
 
 import math
 
@@ -28,13 +28,6 @@ class Lengths:
         self._sum += self._unit
         if self._unit > 1e100:
             self._scale(1.0 / self._unit)
-
-    def merge(self, other: "Lengths") -> None:
-        """As if the other's samples had been added here."""
-        factor = self._unit / other._unit
-        for bucket, weight in other._weights.items():
-            self._weights[bucket] = self._weights.get(bucket, 0.0) + weight * factor
-        self._sum += other._sum * factor
 
     def quantile(self, q: float) -> float:
         """The length, in tokens, that a share q of the samples does not exceed; 0 without samples."""
