@@ -57,7 +57,8 @@ def up(
 
     Broker, PostgreSQL, four sites with simulated engines, all services and a load.
     """
-    from tokenfleet.local.up import UpOptions, run_up
+    from tokenfleet.local.options import UpOptions
+    from tokenfleet.local.up import run_up
 
     options = UpOptions(
         for_s=for_s,

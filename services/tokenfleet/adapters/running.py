@@ -99,7 +99,7 @@ def _ended(task: asyncio.Future[None]) -> int:
 
 def exit_code_of(error: BaseException) -> int:
     """Says why this process ends, in one line if it could not be set up; the exit code."""
-    for cause in _leaves(error):
+    for cause in leaves(error):
         if isinstance(cause, SetupError | PolicyError):
             print(cause, file=sys.stderr)
             return EXIT_SETUP
@@ -107,8 +107,9 @@ def exit_code_of(error: BaseException) -> int:
     return EXIT_FAILED
 
 
-def _leaves(error: BaseException) -> list[BaseException]:
+def leaves(error: BaseException) -> list[BaseException]:
+    """The errors that a group of groups holds, in order; one that is no group stands alone."""
     if not isinstance(error, BaseExceptionGroup):
         return [error]
     parts = cast(BaseExceptionGroup[BaseException], error).exceptions
-    return [leaf for part in parts for leaf in _leaves(part)]
+    return [leaf for part in parts for leaf in leaves(part)]

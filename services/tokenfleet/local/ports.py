@@ -8,8 +8,7 @@ import socket
 from collections.abc import Iterable
 
 from tokenfleet.core.errors import SetupError
-
-HOST = "127.0.0.1"
+from tokenfleet.local.layout import HOST
 
 
 def refuse_taken(ports: Iterable[tuple[str, int]]) -> None:

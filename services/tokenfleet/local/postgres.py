@@ -142,9 +142,7 @@ def forget_dead_postmaster(data_dir: Path) -> None:
     try:
         pid = int(path.read_text().splitlines()[0])
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except FileNotFoundError:
-        arguments = []
-    except (ValueError, IndexError):  # written only in part
+    except (FileNotFoundError, ValueError, IndexError):  # the last two: written only in part
         arguments = []
     if os.fsencode(data_dir) not in arguments:
         path.unlink(missing_ok=True)

@@ -10,13 +10,14 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tokenfleet.adapters.clock import monotonic_s, wall_s
 from tokenfleet.adapters.endpoints import Endpoints
 from tokenfleet.adapters.policy_file import load_policy
+from tokenfleet.adapters.running import leaves
 from tokenfleet.core.errors import TokenFleetError
 from tokenfleet.local.broker import EmbeddedPartMissingError
 from tokenfleet.local.child import Exit
@@ -37,8 +38,6 @@ from tokenfleet.local.summary import Summary
 
 EXIT_OK, EXIT_FAILED, EXIT_IN_USE, EXIT_KILLED = 0, 1, 3, 130
 
-__all__ = ["UpOptions", "run_up"]
-
 
 def run_up(options: UpOptions) -> int:
     """Run until the end; the exit code."""
@@ -56,7 +55,7 @@ def run_up(options: UpOptions) -> int:
         foreseen, others = group.split((TokenFleetError, EmbeddedPartMissingError, DataFolderError))
         if others is not None or foreseen is None:
             raise
-        print(next(_leaves(foreseen)), file=sys.stderr)
+        print(leaves(foreseen)[0], file=sys.stderr)
         return EXIT_FAILED
     except asyncio.CancelledError:
         return EXIT_KILLED
@@ -205,11 +204,3 @@ def _forget_books(folder: Path) -> None:
     """The books are of one run: what an earlier one was answered is in its own rows."""
     for name in (ANSWERED, STATS):
         (folder / name).unlink(missing_ok=True)
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if not isinstance(error, BaseExceptionGroup):
-        yield error
-        return
-    for each in cast(BaseExceptionGroup[BaseException], error).exceptions:
-        yield from _leaves(each)
