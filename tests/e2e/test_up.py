@@ -31,7 +31,7 @@ def free_base() -> int:
     """A first port with all ports of the shipped fleet free at this moment."""
     for base in Random(free_port()).sample(BASES, len(BASES)):
         with contextlib.suppress(SetupError):
-            refuse_taken(lay_out(shipped_fleet(), port_base=base, replicas=None).ports())
+            refuse_taken(lay_out(shipped_fleet(), port_base=base).ports())
             return base
     pytest.fail("no ports are free")
 

@@ -34,7 +34,7 @@ tenants = { t = 1.0 }
 
 def shipped(**options: object) -> tuple[Fleet, Layout]:
     fleet = shipped_fleet()
-    known: dict[str, object] = {"port_base": 7400, "replicas": None}
+    known: dict[str, object] = {"port_base": 7400}
     return fleet, lay_out(fleet, **(known | options))  # pyright: ignore[reportArgumentType] -- a builder
 
 
@@ -106,7 +106,7 @@ def test_a_taken_port_is_named_with_its_use_and_the_remedy() -> None:
 def test_each_process_reads_its_file(tmp_path: Path) -> None:
     fleet, layout = shipped()
     load = load_config(fleet, layout, run="r", folder=tmp_path / "load", copies=None, seed=1)
-    configs = write_configs(fleet, layout, state_dir=tmp_path, discovery=None, policy="", load=load)
+    configs = write_configs(fleet, layout, state_dir=tmp_path, discovery=None, load=load)
     for name in ("agent", "capacity", "goodput", "audit"):
         settings = load_settings(name, PROCESSES[name], {"TOKENFLEET_CONFIG": str(configs.of(name))})
         assert (settings.kafka, settings.status_port) == (layout.kafka, layout.status_ports[name])
@@ -132,7 +132,7 @@ def state_dirs(configs: Configs, layout: Layout) -> set[str]:
 
 def test_agent_and_engines_are_told_the_same_engines(tmp_path: Path) -> None:
     fleet, layout = shipped()
-    configs = write_configs(fleet, layout, state_dir=tmp_path, discovery=None, policy="", load=None)
+    configs = write_configs(fleet, layout, state_dir=tmp_path, discovery=None, load=None)
     discovery = configs.folder / "discovery.toml"
     watched = parse_discovery(discovery.read_text(), source="discovery")
     served = msgspec.json.decode(configs.of("engines").read_bytes(), type=EnginesConfig).instances

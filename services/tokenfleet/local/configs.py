@@ -29,7 +29,7 @@ class Configs(Struct, frozen=True, kw_only=True):
 
 
 def write_configs(
-    fleet: Fleet, layout: Layout, *, state_dir: Path, discovery: Path | None, policy: str, load: LoadConfig | None
+    fleet: Fleet, layout: Layout, *, state_dir: Path, discovery: Path | None, load: LoadConfig | None
 ) -> Configs:
     """`discovery` is a file of real engines; None writes one of the simulated engines."""
     configs = Configs(folder=state_dir / "config")
@@ -41,7 +41,7 @@ def write_configs(
     if load is not None:
         configs.of("load").write_bytes(msgspec.json.format(msgspec.json.encode(load)))
 
-    common = {"kafka": layout.kafka, "status_host": HOST, "policy": policy, "sites": list(fleet.sites)}
+    common = {"kafka": layout.kafka, "status_host": HOST, "sites": list(fleet.sites)}
     own: dict[str, dict[str, Any]] = {
         "agent": {"agent": AGENT, "engines": str(discovery), "site_secret": fleet.site_secret},
         "capacity": {"gateways": {site: list(addresses) for site, addresses in layout.gateways.items()}},

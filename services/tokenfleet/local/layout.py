@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from tokenfleet.core.errors import PolicyError, SetupError
 from tokenfleet.local.fleet import Fleet
+from tokenfleet.local.postgres import dsn
 
 HOST = "127.0.0.1"
 ALONE = ("agent", "capacity", "goodput", "audit")  # one process each for all sites
@@ -95,9 +96,18 @@ class Layout(Struct, frozen=True, kw_only=True):
 
 
 def lay_out(
-    fleet: Fleet, *, port_base: int, kafka: str = "", postgres: str = "", simulated: bool = True, replicas: int | None
+    fleet: Fleet,
+    *,
+    port_base: int,
+    kafka: str = "",
+    postgres: str = "",
+    simulated: bool = True,
+    replicas: int | None = None,
 ) -> Layout:
-    """Raises PolicyError for a fleet too large for its ports, SetupError for a base too high."""
+    """`replicas` of each site override the fleet's.
+
+    Raises PolicyError for a fleet too large for its ports, SetupError for a base too high.
+    """
     decides = tuple(_decides(fleet, port_base, replicas))
     engines = tuple(_engines(fleet, port_base + 301)) if simulated else ()
     if len(decides) > 80 or len(fleet.sites) > 10 or len(engines) > ENGINES_MAX:
@@ -108,7 +118,7 @@ def lay_out(
     layout = Layout(
         kafka=kafka or f"{HOST}:{port_base}",
         kafka_port=None if kafka else port_base,
-        postgres=postgres or f"postgres://postgres@{HOST}:{port_base + 1}/postgres?sslmode=disable",
+        postgres=postgres or dsn(port=port_base + 1),
         postgres_port=None if postgres else port_base + 1,
         audit_port=port_base + 200,
         control_port=port_base + 300,

@@ -10,8 +10,8 @@ PORT_BASE = 7400
 class UpOptions(Struct, frozen=True, kw_only=True):
     """`for_s` None runs until a signal. `kafka` (HOST:PORT) and `postgres` (DSN) replace the embedded ones when set.
 
-    `engines` is a discovery file of real engines, which replace the simulated ones. `copies` and `replicas` (decide
-    processes a site) override the fleet's own. `policy` is a policy file, empty for the shipped one.
+    `engines` is a discovery file of real engines, which replace the simulated ones. `copies` of the trace override the
+    fleet's own.
     """
 
     for_s: float | None = None
@@ -24,5 +24,3 @@ class UpOptions(Struct, frozen=True, kw_only=True):
     no_load: bool = False
     copies: int | None = None
     seed: int = 1
-    replicas: int | None = None
-    policy: str = ""

@@ -81,7 +81,6 @@ async def _up(options: UpOptions, began_s: float) -> int:
                 layout,
                 state_dir=state_dir,
                 discovery=options.engines.resolve() if options.engines else None,
-                policy=str(Path(options.policy).resolve()) if options.policy else "",
                 load=load_config(
                     fleet, layout, run=run.id, folder=run.folder, copies=options.copies, seed=options.seed
                 ),
@@ -110,7 +109,7 @@ async def _up(options: UpOptions, began_s: float) -> int:
 
 def _planned(options: UpOptions) -> tuple[Fleet, Layout]:
     """What is to run, and where. Raises PolicyError for files that don't agree with one another."""
-    policy, _ = load_policy(options.policy)
+    policy, _ = load_policy()
     fleet = shipped_fleet()
     if options.engines is not None:
         fleet = real_fleet(fleet, options.engines)
@@ -121,7 +120,6 @@ def _planned(options: UpOptions) -> tuple[Fleet, Layout]:
         kafka=options.kafka,
         postgres=options.postgres,
         simulated=options.engines is None,
-        replicas=options.replicas,
     )
     return fleet, layout
 
