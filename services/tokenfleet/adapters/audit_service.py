@@ -15,7 +15,7 @@ from tokenfleet.adapters.audit_store import AuditStore
 from tokenfleet.adapters.grpc_server import Register
 from tokenfleet.adapters.messages import to_wire
 from tokenfleet.adapters.postgres import PostgresAwayError
-from tokenfleet.adapters.safe_text import from_json
+from tokenfleet.adapters.safe_text import WALL_MAX_S, from_json
 from tokenfleet.core.decision import Decision
 from tokenfleet.core.errors import BadRequestError, NotFoundError, SetupError
 from tokenfleet.core.records import OutcomeEvent
@@ -98,12 +98,9 @@ def _bounds(request: audit_pb2.FindRequest | audit_pb2.GoodputRequest) -> tuple[
 
 
 def _time(field: str, value: float) -> float:
-    if not (math.isfinite(value) and abs(value) <= TIME_MAX_S):
+    if not (math.isfinite(value) and abs(value) <= WALL_MAX_S):
         raise BadRequestError(field, "is not a time in Unix seconds")
     return value
-
-
-TIME_MAX_S: Final = 253_000_000_000.0  # PostgreSQL's to_timestamp takes it
 
 
 def _messages(bodies: Iterable[str], kind: type[Struct], wire: type[T]) -> list[T]:

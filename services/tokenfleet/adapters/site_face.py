@@ -11,6 +11,7 @@ from typing import Any
 
 from tokenfleet.adapters.claim import EPOCH_UNKNOWN, Claim
 from tokenfleet.adapters.clock import monotonic_s
+from tokenfleet.adapters.hearing import hear
 from tokenfleet.adapters.kafka import Kafka
 from tokenfleet.adapters.kafka_follower import Follower
 from tokenfleet.adapters.kafka_link import KafkaAwayError
@@ -18,9 +19,8 @@ from tokenfleet.adapters.kafka_reading import BEGINNING, LAST, Record, ago
 from tokenfleet.adapters.running import watched
 from tokenfleet.adapters.settings import CapacitySettings
 from tokenfleet.adapters.topics import CAPACITY, CONTROL, FEEDBACK, KVCACHE, PLACEMENTS, SKETCH, SUMMARY
-from tokenfleet.core.errors import BadRecordError, PolicyError
 from tokenfleet.core.policy import Policy
-from tokenfleet.core.site import Heard, Site
+from tokenfleet.core.site import Site
 from tokenfleet.core.sketch import Sketch
 from tokenfleet.core.summary import summarise
 
@@ -119,8 +119,4 @@ class _Face:
             logger.warning("%s: the sketch of %s was not published: %s", name, pool, error)
 
     def _hear(self, record: Record[Any]) -> None:
-        how = Heard(partition=record.partition, offset=record.offset, now_s=record.read_at_s, live=record.live)
-        try:
-            self._site.heard(record.message, how)
-        except PolicyError as error:
-            raise BadRecordError(str(error)) from error
+        hear(self._site, record)

@@ -15,6 +15,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from tokenfleet.adapters.clock import monotonic_s, wall_s
 from tokenfleet.adapters.grpc_server import GrpcServer
+from tokenfleet.adapters.hearing import hear
 from tokenfleet.adapters.kafka import Kafka
 from tokenfleet.adapters.kafka_follower import Follower
 from tokenfleet.adapters.kafka_reading import BEGINNING, LAST, Record, ago
@@ -37,9 +38,9 @@ from tokenfleet.adapters.topics import (
     SKETCH,
     SUMMARY,
 )
-from tokenfleet.core.errors import BadRecordError, PolicyError, SetupError
+from tokenfleet.core.errors import SetupError
 from tokenfleet.core.records import CapacityShard
-from tokenfleet.core.site import Heard, Site
+from tokenfleet.core.site import Site
 
 log = logging.getLogger(__name__)
 
@@ -124,11 +125,7 @@ class _Hearing:
         self._seen: dict[int, dict[str, float]] = {}  # by shard: when each row's values were scraped
 
     def __call__(self, record: Record[Any]) -> None:
-        how = Heard(partition=record.partition, offset=record.offset, now_s=record.read_at_s, live=record.live)
-        try:
-            self._site.heard(record.message, how)
-        except PolicyError as error:
-            raise BadRecordError(str(error)) from error
+        hear(self._site, record)
         if record.live and isinstance(record.message, CapacityShard):
             self._measure(record.message)
 
