@@ -168,25 +168,19 @@ async def test_what_can_not_be_sent_says_why(client: Kafka, site: str) -> None:
 
 
 async def test_a_lone_worker_goes_on_behind_what_it_committed(client: Kafka, site: str) -> None:
-    await client.send(PLACEMENTS, site, [envelope(n) for n in range(4)], partition=0)
     seen: list[int] = []
 
-    async def handle(records: Sequence[Record[PlacementEnvelope]]) -> dict[int, int]:
+    async def handle(records: Sequence[Record[PlacementEnvelope]]) -> None:
         seen.extend(r.message.n for r in records)
-        return {0: 2}  # two are finished, the others still open
 
+    await client.send(PLACEMENTS, site, [envelope(0), envelope(1)], partition=0)
+    async with reading(client.lone_worker(PLACEMENTS, site, handle, group=site)):
+        assert seen == [0, 1]
+    await client.send(PLACEMENTS, site, [envelope(2), envelope(3)], partition=0)
     async with reading(client.lone_worker(PLACEMENTS, site, handle, group=site)):
         assert seen == [0, 1, 2, 3]
-    seen.clear()
-
-    async def finish(records: Sequence[Record[PlacementEnvelope]]) -> None:
-        seen.extend(r.message.n for r in records)
-
-    async with reading(client.lone_worker(PLACEMENTS, site, finish, group=site)):
-        assert seen == [2, 3]
-    seen.clear()
-    async with reading(client.lone_worker(PLACEMENTS, site, finish, group=site)):
-        assert seen == []
+    async with reading(client.lone_worker(PLACEMENTS, site, handle, group=site)):
+        assert seen == [0, 1, 2, 3]
 
 
 async def test_a_worker_whose_database_is_away_gets_the_same_records_again(client: Kafka, site: str) -> None:
@@ -210,7 +204,7 @@ class Member:
         self.lost: list[int] = []
         self.seen = seen
         self.worker = client.shared_worker(
-            PLACEMENTS, site, self.handle, group=site, committing=True, on_assigned=self.gain, on_lost=self.lose
+            PLACEMENTS, site, self.handle, group=site, on_assigned=self.gain, on_lost=self.lose
         )
 
     async def handle(self, records: Sequence[Record[PlacementEnvelope]]) -> None:

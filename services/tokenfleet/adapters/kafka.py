@@ -23,8 +23,6 @@ from tokenfleet.core.deadletters import DeadLetter
 
 M = TypeVar("M", bound=Struct)
 
-SESSION_S = 6.0  # how long a dead member keeps its partitions
-
 
 class Kafka(KafkaLink):
     """One process's Kafka: a link, the readers made on it, and the dead letters of all of them."""
@@ -79,7 +77,7 @@ class Kafka(KafkaLink):
         """A worker that is alone in its group; goes on from its commits, at first from `start`.
 
         `handle` is awaited with a batch of records, all partitions mixed, each partition's in order. When it returns
-        None, all are finished and committed; else it returns, by partition, the offset before which all is finished.
+        they are committed; when it raises they come again.
         """
         return LoneWorker(
             self, topic, site, handle, group=group, start=start, on_reset=on_reset, letters=self.dead_letters
@@ -95,8 +93,6 @@ class Kafka(KafkaLink):
         on_assigned: Callable[[Sequence[int]], Awaitable[None]],
         on_lost: Callable[[Sequence[int]], Awaitable[None]],
         start: Start = BEGINNING,
-        committing: bool = False,
-        session_s: float = SESSION_S,
         on_reset: Callable[[], None] | None = None,
     ) -> SharedWorker[M]:
         """One of several workers that share a topic's partitions; see SharedWorker."""
@@ -107,8 +103,6 @@ class Kafka(KafkaLink):
             handle,
             group=group,
             start=start,
-            committing=committing,
-            session_s=session_s,
             on_assigned=on_assigned,
             on_lost=on_lost,
             on_reset=on_reset,

@@ -18,13 +18,15 @@ from tokenfleet.adapters.topics import Topic
 
 M = TypeVar("M", bound=Struct)
 
-Handle = Callable[[Sequence[Record[M]]], Awaitable[Mapping[int, int] | None]]
+SESSION_S = 6.0  # how long a dead member keeps its partitions
+
+Handle = Callable[[Sequence[Record[M]]], Awaitable[None]]
 
 logger = logging.getLogger(__name__)
 
 
 class _Worker(Reader[M]):
-    """Hands whole batches to `handle` and remembers what of them is finished."""
+    """Hands whole batches to `handle`, which is done with them when it returns."""
 
     def __init__(
         self,
@@ -41,38 +43,11 @@ class _Worker(Reader[M]):
         super().__init__(link, topic, site, start=start, on_reset=on_reset, letters=letters)
         self._handle, self.group = handle, group
 
-    async def _handled(self, batches: Mapping[int, Sequence[ConsumerRecord]]) -> dict[int, int]:
-        """Hand the records over; the offsets, by partition, before which all is finished."""
-        records = [record for batch in batches.values() for raw in batch if (record := self._record(raw)) is not None]
-        ends = {partition: batch[-1].offset + 1 for partition, batch in batches.items()}
-        finished = await self._handle(records) if records else None
-        self._next |= {partition: end for partition, end in ends.items() if partition in self._next}
-        return ends if finished is None else {p: offset for p, offset in finished.items() if p in self._next}
-
-    async def _committed(self, consumer: AIOKafkaConsumer, partitions: Sequence[int]) -> dict[int, int]:
-        found = {p: await consumer.committed(TopicPartition(self.name, p)) for p in partitions}
-        return {p: offset for p, offset in found.items() if offset is not None}
-
-    async def _beyond(
-        self, consumer: AIOKafkaConsumer, committed: Mapping[int, int], ends: Mapping[int, int]
-    ) -> list[int]:
-        """The partitions whose log ends before their commit, so it was made in another log.
-
-        On the embedded broker a commit behind the last batch lies beyond the end that it tells: look at that batch.
-        """
-        doubtful = {p: ends[p] - 1 for p, offset in committed.items() if offset > ends[p] > 0}
-        newest = await newest_records(consumer, self.name, doubtful) if doubtful else {}
-        ends = dict(ends) | {p: raw.offset + 1 for p, raw in newest.items()}
-        return [p for p, offset in committed.items() if offset > ends[p]]
-
-    async def _commit(self, consumer: AIOKafkaConsumer, finished: Mapping[int, int]) -> None:
-        """What can't be committed now is with the next batch: then it may come twice."""
-        if not finished:
-            return
-        try:
-            await consumer.commit({TopicPartition(self.name, p): offset for p, offset in finished.items()})
-        except KafkaError as error:
-            logger.warning("%s: group %s: not committed: %r", self.name, self.group, error)
+    async def _take(self, consumer: AIOKafkaConsumer, records: Mapping[int, Sequence[ConsumerRecord]]) -> None:
+        read = [record for batch in records.values() for raw in batch if (record := self._record(raw)) is not None]
+        if read:
+            await self._handle(read)
+        self._next |= {p: batch[-1].offset + 1 for p, batch in records.items() if p in self._next}
 
 
 class LoneWorker(_Worker[M]):
@@ -98,7 +73,28 @@ class LoneWorker(_Worker[M]):
         self._adopt(consumer, known | await offsets_for(self._start, self._link, consumer, self.name, new), ends)
 
     async def _take(self, consumer: AIOKafkaConsumer, records: Mapping[int, Sequence[ConsumerRecord]]) -> None:
-        await self._commit(consumer, await self._handled(records))
+        """What can't be committed now is with the next batch: then it may come twice."""
+        await super()._take(consumer, records)
+        try:
+            await consumer.commit({TopicPartition(self.name, p): self._next[p] for p in records})
+        except KafkaError as error:
+            logger.warning("%s: group %s: not committed: %r", self.name, self.group, error)
+
+    async def _committed(self, consumer: AIOKafkaConsumer, partitions: Sequence[int]) -> dict[int, int]:
+        found = {p: await consumer.committed(TopicPartition(self.name, p)) for p in partitions}
+        return {p: offset for p, offset in found.items() if offset is not None}
+
+    async def _beyond(
+        self, consumer: AIOKafkaConsumer, committed: Mapping[int, int], ends: Mapping[int, int]
+    ) -> list[int]:
+        """The partitions whose log ends before their commit, so it was made in another log.
+
+        On the embedded broker a commit behind the last batch lies beyond the end that it tells: look at that batch.
+        """
+        doubtful = {p: ends[p] - 1 for p, offset in committed.items() if offset > ends[p] > 0}
+        newest = await newest_records(consumer, self.name, doubtful) if doubtful else {}
+        ends = dict(ends) | {p: raw.offset + 1 for p, raw in newest.items()}
+        return [p for p, offset in committed.items() if offset > ends[p]]
 
 
 class SharedWorker(_Worker[M]):
@@ -106,8 +102,7 @@ class SharedWorker(_Worker[M]):
 
     `on_assigned` is awaited for partitions gained, before any of their records; `on_lost` for those that another has
     now, so until the new assignment is known two workers may both think that they own one: fence what is published.
-    A kept partition goes on where it is. With `committing` a gained one goes on from the group's commits, else from
-    `start`.
+    A kept partition goes on where it is, a gained one begins at `start`: nothing is committed.
     """
 
     def __init__(
@@ -119,15 +114,12 @@ class SharedWorker(_Worker[M]):
         *,
         group: str,
         start: Start,
-        committing: bool,
-        session_s: float,
         on_assigned: Callable[[Sequence[int]], Awaitable[None]],
         on_lost: Callable[[Sequence[int]], Awaitable[None]],
         on_reset: Callable[[], None] | None,
         letters: DeadLetters,
     ) -> None:
         super().__init__(link, topic, site, handle, group=group, start=start, on_reset=on_reset, letters=letters)
-        self._committing, self._session_s = committing, session_s
         self._on_assigned, self._on_lost = on_assigned, on_lost
         self._given: tuple[int, ...] | None = None  # a new assignment that is not adopted yet
         self._held: frozenset[int] = frozenset()
@@ -142,7 +134,7 @@ class SharedWorker(_Worker[M]):
         return partition in self._next and self._gate.is_open(partition)
 
     def _consumer(self) -> AIOKafkaConsumer:
-        return self._link.consumer(group=self.group, session_s=self._session_s, fetch_wait_s=self.topic.fetch_wait_s)
+        return self._link.consumer(group=self.group, session_s=SESSION_S, fetch_wait_s=self.topic.fetch_wait_s)
 
     async def _begin(self, consumer: AIOKafkaConsumer) -> None:
         self._given = None
@@ -159,10 +151,8 @@ class SharedWorker(_Worker[M]):
         self._check_forward(ends)
         await self._give_up([p for p in sorted(self._held) if p not in given or p not in self._next])
         gained = [p for p in given if p not in self._held]
-        offsets = await self._committed(consumer, gained) if self._committing else {}
-        beyond = await self._beyond(consumer, offsets, ends)
-        new = {p: ends[p] for p in gained if p not in offsets or p in beyond}
-        offsets |= await offsets_for(self._start, self._link, consumer, self.name, new)
+        new = {p: ends[p] for p in gained}
+        offsets = await offsets_for(self._start, self._link, consumer, self.name, new)
         self._held = frozenset(given)
         if gained:
             await self._on_assigned(gained)
@@ -170,7 +160,7 @@ class SharedWorker(_Worker[M]):
             self._adopt(consumer, {p: self._next.get(p, offsets.get(p, 0)) for p in given}, ends)
 
     def _ours(self, records: Mapping[int, Sequence[ConsumerRecord]]) -> dict[int, Sequence[ConsumerRecord]]:
-        """None before a new assignment is adopted: until then a kept partition is fetched from its commit."""
+        """None before a new assignment is adopted: until then a kept partition is fetched from its beginning."""
         return super()._ours(records) if self._given is None else {}
 
     async def _give_up(self, lost: Sequence[int]) -> None:
@@ -180,11 +170,6 @@ class SharedWorker(_Worker[M]):
         self._held -= frozenset(lost)
         if lost:
             await self._on_lost(lost)
-
-    async def _take(self, consumer: AIOKafkaConsumer, records: Mapping[int, Sequence[ConsumerRecord]]) -> None:
-        finished = await self._handled(records)
-        if self._committing and self._given is None:
-            await self._commit(consumer, finished)
 
 
 class _Listener(ConsumerRebalanceListener):

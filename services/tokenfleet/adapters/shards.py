@@ -7,7 +7,7 @@ takeover shows an empty or younger table than there is.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from prometheus_client import Counter, Gauge
 
@@ -80,7 +80,7 @@ class SiteShards:
         shard.advance(monotonic_s(), live=live)
         return live
 
-    async def _fold(self, records: Sequence[Record[Telemetry]]) -> Mapping[int, int] | None:
+    async def _fold(self, records: Sequence[Record[Telemetry]]) -> None:
         for record in records:
             if (shard := self._owned.get(record.partition)) is None:
                 continue
@@ -91,7 +91,6 @@ class SiteShards:
                 logger.warning(
                     "%s: two agents claim %s; the later heard stays", self.site, ", ".join(applied.conflicts)
                 )
-        return None
 
     async def _send(self, number: int, shard: TelemetryShard) -> None:
         claim = self._claims[number]
