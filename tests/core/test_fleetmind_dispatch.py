@@ -75,9 +75,9 @@ def test_what_the_tenant_may_not_closes_sites() -> None:
 @pytest.mark.parametrize(
     ("site", "words"),
     [
-        (peer("c"), "endpoints: no endpoints"),
+        (peer("c"), "endpoints: no engines"),
         (peer("c", age_s=None), "age: no summary"),
-        (waiting("c", 0.0, model="other"), "endpoints: no endpoints"),
+        (waiting("c", 0.0, model="other"), "endpoints: no engine of large-chat"),
         (waiting("c", 0.0, model_digest="large-chat@2020"), "revision"),
         (waiting("c", 0.0, context_max_tokens=4096), "context"),
         (peer("c", pool_summary("c", ready=0, endpoints=3, warming=3)), "ready: 0 of 3"),

@@ -388,3 +388,24 @@ def test_the_tie_band_is_a_share_of_the_spread() -> None:
     assert {route(view, policy=weights(tie_max_s=1.0), seed=seed).target for seed in range(20)} == {"a"}
     wide = weights(tie_max_s=1.0, tie_margin_share=2.0)
     assert {route(view, policy=wide, seed=seed).target for seed in range(20)} == {"a", "b"}
+
+
+def test_a_cheaper_instance_that_a_filter_removed_is_named_with_its_filter() -> None:
+    full = instance("b-1", kv_held_tokens=95_000.0, kv_total_tokens=100_000.0)
+    busy = instance("b-0", backlog_s=3.0, queued=1)
+    routed = route(pool(full, busy))
+    assert routed.target == "b-0"
+    assert {c.instance: c.filtered for c in routed.candidates} == {"b-0": "", "b-1": "pressure"}
+    assert "no other passed: b-1 (pressure)" in routed.sentence
+
+
+def test_no_prompt_is_predicted_before_its_own_prefill() -> None:
+    early = replace(pool(instance("b-0")), calibration=replace(pool().calibration, bias_s=-5.0))
+    [candidate] = route(early).candidates
+    assert candidate.ttft_s == pytest.approx(candidate.work_s)
+
+
+def test_a_prediction_past_the_service_level_says_so() -> None:
+    routed = route(pool(instance("b-0", backlog_s=30.0, queued=1)))
+    assert "past the 2,000 ms that are left" in routed.sentence
+    assert "which was lifted" in routed.sentence

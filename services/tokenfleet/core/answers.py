@@ -211,6 +211,13 @@ def _decision(
 ) -> Decision:
     request = asked.request
     products = site.policy.products
+    terms = site.policy.classes[asked.classified.request_class]
+    evidence["admission"] = replace(
+        evidence["admission"],
+        ttft_max_s=terms.ttft_max_s(request.prompt_tokens),
+        tpot_max_s=terms.tpot_s,
+        end_max_s=request.deadline_s if request.deadline_s is not None else terms.deadline_s,
+    )
     return Decision(
         id=asked.ids.decision,
         request=request.id,

@@ -66,7 +66,8 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
     ttft_s = wait_s + work_s + bias_s is the predicted time to first token, without network; cost_s = ttft_s +
     margin_s + reuse_s + kv_s + decode_s + weight_s. `hit_tokens` is the cached prefix, credited with chance `p_hit`; it
-    saves `saved_s` of the work.
+    saves `saved_s` of the work. `kv_use` is the share of its KV in use once the request is there, None when unknown.
+    `filtered` names the soft filter that removed it, empty for those that could have been chosen.
     """
 
     instance: str
@@ -86,6 +87,8 @@ class Candidate(Struct, frozen=True, kw_only=True):
     saved_s: float = 0.0
     age_s: float | None = None
     suspect: bool = False
+    kv_use: float | None = None
+    filtered: str = ""
 
 
 class SiteOption(Struct, frozen=True, kw_only=True):
@@ -124,6 +127,9 @@ class Admission(Struct, frozen=True, kw_only=True):
     bound: int = 0
     retry_after_s: float | None = None
     not_before_s: float | None = None
+    ttft_max_s: float | None = None
+    tpot_max_s: float | None = None
+    end_max_s: float | None = None
 
 
 class Decision(Struct, frozen=True, kw_only=True):

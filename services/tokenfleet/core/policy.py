@@ -47,6 +47,10 @@ class RequestClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     value_per_s: NonNegative = 0.001
     rank: Annotated[int, Meta(ge=0)] = 0
 
+    def ttft_max_s(self, prompt_tokens: int) -> float | None:
+        """The agreed time to first token of a prompt, None if none is agreed."""
+        return None if self.ttft_s is None else self.ttft_s + self.ttft_per_token_s * prompt_tokens
+
 
 class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who pays: which classes and models it may use (empty: all), and how much.

@@ -75,7 +75,8 @@ def match(demand: Demand, peer: PeerView) -> Refusal | None:
     if peer.summary is None:
         return Refusal(kind="age", text="no summary was ever heard")
     if not pools_of_model(demand, peer):
-        return Refusal(kind="endpoints", text="no endpoints")
+        has = f"no engine of {demand.request.model}" if peer.summary.pools else "no engines"
+        return Refusal(kind="endpoints", text=has)
     if (pool := pool_at(demand, peer)) is None:
         return Refusal(kind="revision", text=f"no permitted revision of {demand.request.model}")
     if demand.request.adapter and peer.site != demand.home:

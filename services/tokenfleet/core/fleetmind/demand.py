@@ -46,9 +46,8 @@ class Demand(Struct, frozen=True, kw_only=True):
     @property
     def ttft_max_s(self) -> float | None:
         """What the service level leaves of the time to first token, below 0 when it has passed; None if not agreed."""
-        if self.terms.ttft_s is None:
-            return None
-        return self.terms.ttft_s + self.terms.ttft_per_token_s * self.request.prompt_tokens - self.request.elapsed_s
+        agreed_s = self.terms.ttft_max_s(self.request.prompt_tokens)
+        return None if agreed_s is None else agreed_s - self.request.elapsed_s
 
     @property
     def end_max_s(self) -> float | None:

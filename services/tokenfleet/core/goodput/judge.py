@@ -79,7 +79,7 @@ def _all_met(execution: Execution, terms: RequestClass, tpot_min_tokens: int) ->
 
 def ttft_bound_s(terms: RequestClass, prompt_tokens: int | None) -> float | None:
     """a₀ + a₁·N_in in seconds; None when no first-token term is agreed. An unknown prompt is given no allowance."""
-    return None if terms.ttft_s is None else terms.ttft_s + terms.ttft_per_token_s * (prompt_tokens or 0)
+    return terms.ttft_max_s(prompt_tokens or 0)
 
 
 def _ttft_met(execution: Execution, terms: RequestClass) -> bool:

@@ -6,6 +6,7 @@ from heapq import nsmallest
 from random import Random
 
 import xxhash
+from msgspec.structs import replace
 
 from tokenfleet.core.decision import Request
 from tokenfleet.core.policy import Policy, TokenPilotPolicy
@@ -56,7 +57,7 @@ def choose(
 
     scale = scale_of(request, pool, policy, able, output_q50=output_q50)
     weighed = [(instance, weigh(instance, scale)) for instance in able]
-    left, softly_excluded, relaxed = soften(weighed, ask)
+    left, removed, relaxed = soften(weighed, ask)
     suspect_only = not any(trusted(instance) for instance in able)
     if suspect_only or not policy.products.tokenpilot:
         how: How = "suspect" if suspect_only else "off"
@@ -71,7 +72,9 @@ def choose(
         weighed=weighed,
         kept=policy.tokenpilot.candidates_kept,
         considered=len(pool.instances),
-        excluded=excluded | softly_excluded,
+        excluded=excluded | count(removed.values()),
+        removed=removed,
+        ttft_max_s=ask.ttft_max_s,
         relaxed=relaxed,
         network_s=network_s,
         suspect_only=suspect_only,
@@ -162,6 +165,8 @@ def _routing(
     kept: int,
     considered: int,
     excluded: dict[str, int],
+    removed: dict[str, str],
+    ttft_max_s: float | None,
     relaxed: tuple[str, ...],
     network_s: float,
     suspect_only: bool,
@@ -174,7 +179,9 @@ def _routing(
         target=instance.instance,
         address=instance.address,
         how=how,
-        candidates=(chosen, *others[: kept - 1]),
+        candidates=tuple(
+            replace(each, filtered=removed.get(each.instance, "")) for each in (chosen, *others[: kept - 1])
+        ),
         considered=considered,
         excluded=excluded,
         relaxed=relaxed,
@@ -194,5 +201,14 @@ def _routing(
             bias_s=chosen.bias_s,
             kv_state=instance.kv_state,
         ),
-        sentence=sentence_of(chosen, second, how=how, network_s=network_s, deciding=deciding),
+        sentence=sentence_of(
+            chosen,
+            second,
+            how=how,
+            network_s=network_s,
+            deciding=deciding,
+            removed=removed,
+            relaxed=relaxed,
+            ttft_max_s=ttft_max_s,
+        ),
     )

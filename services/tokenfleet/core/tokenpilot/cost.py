@@ -75,7 +75,8 @@ def weigh(instance: InstanceView, scale: Scale) -> Candidate:
     age_s = known(instance.age_s)
     wait_s = _wait_s(instance, scale)
     work_s, saved_s, hit, p_hit = _work(instance, scale)
-    bias_s = max(calibration.bias_s, -(wait_s + work_s)) if abs(calibration.bias_s) < SECONDS_MAX else 0.0
+    # What was learned to come earlier than predicted is taken from the wait: no prompt beats its own prefill.
+    bias_s = max(calibration.bias_s, -wait_s) if abs(calibration.bias_s) < SECONDS_MAX else 0.0
     ttft_s = wait_s + work_s + bias_s
     margin_s = weights.margin_weight * spread_s(wait_s + work_s, instance, calibration)
     reuse_s = scale.reuse_price * work_s
@@ -101,6 +102,7 @@ def weigh(instance: InstanceView, scale: Scale) -> Candidate:
         saved_s=saved_s,
         age_s=age_s,
         suspect=instance.suspect or age_s is None,
+        kv_use=kv_use,
     )
 
 

@@ -1,5 +1,7 @@
 """Explain: a routing in words, with the trade that it made."""
 
+from collections.abc import Mapping, Sequence
+
 from tokenfleet.core.decision import Candidate, Reason
 from tokenfleet.core.tokenpilot.routing import How
 
@@ -21,7 +23,17 @@ def deciding_term(target: Candidate, runner_up: Candidate) -> str:
     return best if gains_s[best] > 0.0 else ""
 
 
-def sentence_of(target: Candidate, runner_up: Candidate | None, *, how: How, network_s: float, deciding: str) -> str:
+def sentence_of(
+    target: Candidate,
+    runner_up: Candidate | None,
+    *,
+    how: How,
+    network_s: float,
+    deciding: str,
+    removed: Mapping[str, str] | None = None,
+    relaxed: Sequence[str] = (),
+    ttft_max_s: float | None = None,
+) -> str:
     """Such as "b-chat-1: first token in 212 ms (waits 90 ms, prefills 122 ms; 3,072 of 4,096 tokens cached saves
     412 ms); runner-up b-chat-0 by 120 ms, for prefill"."""
     spent = f"waits {ms(target.wait_s)}, prefills {ms(target.work_s)}"
@@ -30,9 +42,16 @@ def sentence_of(target: Candidate, runner_up: Candidate | None, *, how: How, net
     if target.hit_tokens:
         prompt = target.hit_tokens + target.uncached_tokens
         spent += f"; {target.hit_tokens:,} of {prompt:,} tokens cached saves {ms(target.saved_s)}"
-    return f"{target.instance}: first token in {ms(network_s + target.ttft_s)} ({spent}); " + _why(
-        target, runner_up, how=how, deciding=deciding
-    )
+    if target.bias_s:
+        spent += f", learned {'+' if target.bias_s > 0 else '-'}{ms(abs(target.bias_s))}"
+    told = f"{target.instance}: first token in {ms(network_s + target.ttft_s)}"
+    if ttft_max_s is not None and target.ttft_s > ttft_max_s:
+        told += f", past the {ms(max(0.0, network_s + ttft_max_s))} that are left,"
+    why = _why(target, runner_up, how=how, deciding=deciding)
+    if removed and runner_up is None:
+        why = "no other passed: " + ", ".join(f"{name} ({by})" for name, by in removed.items())
+    lifted = f"; all failed {', '.join(relaxed)}, which was lifted" if relaxed else ""
+    return f"{told} ({spent}); {why}{lifted}"
 
 
 def refusal_sentence(pool: str, reason: Reason, considered: int, excluded: dict[str, int]) -> str:

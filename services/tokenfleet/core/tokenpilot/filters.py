@@ -45,10 +45,8 @@ def ask_of(
 ) -> Ask:
     """Raises UnknownModelError for a model that the policy lacks, KeyError for a class that it lacks."""
     model, terms = policy.model(request.model), policy.classes[request_class]
-    ttft_max_s = None
-    if terms.ttft_s is not None:
-        agreed_s = terms.ttft_s + terms.ttft_per_token_s * request.prompt_tokens
-        ttft_max_s = agreed_s - request.elapsed_s - network_s
+    agreed_s = terms.ttft_max_s(request.prompt_tokens)
+    ttft_max_s = None if agreed_s is None else agreed_s - request.elapsed_s - network_s
     return Ask(
         model=request.model,
         digests=model.digests,
@@ -115,9 +113,9 @@ def refusal_of(excluded: dict[str, int]) -> Reason:
 Weighed = tuple[InstanceView, Candidate]
 
 
-def soften(weighed: Sequence[Weighed], ask: Ask) -> tuple[Sequence[Weighed], dict[str, int], tuple[str, ...]]:
-    """The soft filters in their order: who is left (never nobody), counts of the removed, names of the lifted."""
-    excluded: dict[str, int] = {}
+def soften(weighed: Sequence[Weighed], ask: Ask) -> tuple[Sequence[Weighed], dict[str, str], tuple[str, ...]]:
+    """The soft filters in their order: who is left (never nobody), what removed each other one, names of the lifted."""
+    removed: dict[str, str] = {}
     relaxed: list[str] = []
     left = weighed
     for name, passes in SOFT_FILTERS:
@@ -125,9 +123,10 @@ def soften(weighed: Sequence[Weighed], ask: Ask) -> tuple[Sequence[Weighed], dic
         if not passing:
             relaxed.append(name)
         elif len(passing) < len(left):
-            excluded[name] = len(left) - len(passing)
+            kept = {instance.instance for instance, _ in passing}
+            removed |= {instance.instance: name for instance, _ in left if instance.instance not in kept}
             left = passing
-    return left, excluded, tuple(relaxed)
+    return left, removed, tuple(relaxed)
 
 
 def trusted(instance: InstanceView) -> bool:

@@ -107,7 +107,7 @@ class Request(_message.Message):
     def __init__(self, id: _Optional[str] = ..., attempt: _Optional[int] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., origin: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., block_keys: _Optional[bytes] = ..., block_tokens: _Optional[int] = ..., stream: _Optional[bool] = ..., task: _Optional[str] = ..., declared_class: _Optional[str] = ..., deadline_s: _Optional[float] = ..., session: _Optional[str] = ..., adapter: _Optional[str] = ..., data_class: _Optional[str] = ..., local_only: _Optional[bool] = ..., hop: _Optional[int] = ..., lease: _Optional[str] = ..., sites_tried: _Optional[_Iterable[str]] = ..., elapsed_s: _Optional[float] = ..., upload_bytes: _Optional[int] = ...) -> None: ...
 
 class Candidate(_message.Message):
-    __slots__ = ("instance", "cost_s", "ttft_s", "wait_s", "work_s", "bias_s", "margin_s", "reuse_s", "kv_s", "decode_s", "hit_tokens", "uncached_tokens", "p_hit", "age_s", "suspect", "weight_s", "saved_s")
+    __slots__ = ("instance", "cost_s", "ttft_s", "wait_s", "work_s", "bias_s", "margin_s", "reuse_s", "kv_s", "decode_s", "hit_tokens", "uncached_tokens", "p_hit", "age_s", "suspect", "weight_s", "saved_s", "kv_use", "filtered")
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     COST_S_FIELD_NUMBER: _ClassVar[int]
     TTFT_S_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +125,8 @@ class Candidate(_message.Message):
     SUSPECT_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_S_FIELD_NUMBER: _ClassVar[int]
     SAVED_S_FIELD_NUMBER: _ClassVar[int]
+    KV_USE_FIELD_NUMBER: _ClassVar[int]
+    FILTERED_FIELD_NUMBER: _ClassVar[int]
     instance: str
     cost_s: float
     ttft_s: float
@@ -142,7 +144,9 @@ class Candidate(_message.Message):
     suspect: bool
     weight_s: float
     saved_s: float
-    def __init__(self, instance: _Optional[str] = ..., cost_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., work_s: _Optional[float] = ..., bias_s: _Optional[float] = ..., margin_s: _Optional[float] = ..., reuse_s: _Optional[float] = ..., kv_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., hit_tokens: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., p_hit: _Optional[float] = ..., age_s: _Optional[float] = ..., suspect: _Optional[bool] = ..., weight_s: _Optional[float] = ..., saved_s: _Optional[float] = ...) -> None: ...
+    kv_use: float
+    filtered: str
+    def __init__(self, instance: _Optional[str] = ..., cost_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., work_s: _Optional[float] = ..., bias_s: _Optional[float] = ..., margin_s: _Optional[float] = ..., reuse_s: _Optional[float] = ..., kv_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., hit_tokens: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., p_hit: _Optional[float] = ..., age_s: _Optional[float] = ..., suspect: _Optional[bool] = ..., weight_s: _Optional[float] = ..., saved_s: _Optional[float] = ..., kv_use: _Optional[float] = ..., filtered: _Optional[str] = ...) -> None: ...
 
 class SiteOption(_message.Message):
     __slots__ = ("site", "refused", "cost", "ttft_s", "wait_s", "network_s", "hit_tokens", "summary_age_s", "work_s", "crowding_s", "tpot_excess_s", "latency_cost", "gpu_cost", "egress_cost", "stale")
@@ -179,7 +183,7 @@ class SiteOption(_message.Message):
     def __init__(self, site: _Optional[str] = ..., refused: _Optional[str] = ..., cost: _Optional[float] = ..., ttft_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., network_s: _Optional[float] = ..., hit_tokens: _Optional[int] = ..., summary_age_s: _Optional[float] = ..., work_s: _Optional[float] = ..., crowding_s: _Optional[float] = ..., tpot_excess_s: _Optional[float] = ..., latency_cost: _Optional[float] = ..., gpu_cost: _Optional[float] = ..., egress_cost: _Optional[float] = ..., stale: _Optional[bool] = ...) -> None: ...
 
 class Admission(_message.Message):
-    __slots__ = ("request_class", "rule", "output_q50_tokens", "output_q90_tokens", "running", "bound", "retry_after_s", "not_before_s")
+    __slots__ = ("request_class", "rule", "output_q50_tokens", "output_q90_tokens", "running", "bound", "retry_after_s", "not_before_s", "ttft_max_s", "tpot_max_s", "end_max_s")
     REQUEST_CLASS_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_Q50_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -188,6 +192,9 @@ class Admission(_message.Message):
     BOUND_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     NOT_BEFORE_S_FIELD_NUMBER: _ClassVar[int]
+    TTFT_MAX_S_FIELD_NUMBER: _ClassVar[int]
+    TPOT_MAX_S_FIELD_NUMBER: _ClassVar[int]
+    END_MAX_S_FIELD_NUMBER: _ClassVar[int]
     request_class: str
     rule: str
     output_q50_tokens: float
@@ -196,7 +203,10 @@ class Admission(_message.Message):
     bound: int
     retry_after_s: float
     not_before_s: float
-    def __init__(self, request_class: _Optional[str] = ..., rule: _Optional[str] = ..., output_q50_tokens: _Optional[float] = ..., output_q90_tokens: _Optional[float] = ..., running: _Optional[int] = ..., bound: _Optional[int] = ..., retry_after_s: _Optional[float] = ..., not_before_s: _Optional[float] = ...) -> None: ...
+    ttft_max_s: float
+    tpot_max_s: float
+    end_max_s: float
+    def __init__(self, request_class: _Optional[str] = ..., rule: _Optional[str] = ..., output_q50_tokens: _Optional[float] = ..., output_q90_tokens: _Optional[float] = ..., running: _Optional[int] = ..., bound: _Optional[int] = ..., retry_after_s: _Optional[float] = ..., not_before_s: _Optional[float] = ..., ttft_max_s: _Optional[float] = ..., tpot_max_s: _Optional[float] = ..., end_max_s: _Optional[float] = ...) -> None: ...
 
 class Decision(_message.Message):
     __slots__ = ("id", "request", "attempt", "verdict", "reason", "mode", "age_s", "tenant", "model", "request_class", "origin", "site", "pool", "target", "address", "gateways", "lease", "prompt_tokens", "hit_tokens", "predicted_ttft_s", "admission", "sites", "candidates", "considered", "excluded", "relaxed", "runner_up", "gap_s", "sentence", "detail", "replica", "policy_revision", "calibration_revision", "products", "tables", "at_wall_s", "took_s", "dry_run")
