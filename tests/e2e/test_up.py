@@ -76,8 +76,8 @@ def test_a_fleet_decides_at_every_site_loses_nothing_and_leaves_nothing(tmp_path
     said = (tmp_path / "err").read_text()
     assert up.returncode == 0, said
     report: dict[str, Any] = json.loads(out)
-    assert all(report["by_site"][site] > 0 for site in "bcd"), report["by_site"]
-    assert report["by_site"]["a"] == 0  # it has no engines
+    assert all(report["admitted_by_site"][site] > 0 for site in "bcd"), report["admitted_by_site"]
+    assert report["admitted_by_site"]["a"] == 0  # it has no engines
     assert report["lost"] == 0, report["missing"]
     # A call that ran out of time on a busy machine may have been decided all the same: rows that nobody was answered.
     unheard = "DEADLINE_EXCEEDED" in (tmp_path / "state" / "logs" / "load.log").read_text()

@@ -27,6 +27,8 @@ def test_a_second_up_on_one_state_folder_says_so_and_ends_with_3(
     assert out == ""
     assert err.count("\n") == 1
     assert "another fleet runs" in err
+    assert "--state-dir" in err
+    assert "--port-base" in err
 
 
 def test_a_taken_port_ends_it_before_anything_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,6 +41,19 @@ def test_a_taken_port_ends_it_before_anything_starts(tmp_path: Path, capsys: pyt
     assert err.count("\n") == 1
     assert "--port-base" in err
     assert not list((tmp_path / "logs").iterdir())
+
+
+def test_a_try_that_is_refused_leaves_no_new_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        assert run_up(UpOptions(state_dir=tmp_path / "new", port_base=port)) == 1
+    _, err = capsys.readouterr()
+    assert err.count("\n") == 1
+    assert "--state-dir" in err
+    assert "--port-base" in err
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_policy_without_the_fleets_models_ends_it_before_anything_starts(

@@ -1,6 +1,7 @@
 """Where the figures of `up` come from: pages of counters, books of the load, /proc."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -9,15 +10,20 @@ from pathlib import Path
 import pytest
 
 from tests.postgres_server import execute
+from tokenfleet.adapters.policy_file import load_policy
 from tokenfleet.adapters.postgres import Postgres, migrate
+from tokenfleet.adapters.safe_text import safe_json
 from tokenfleet.client.gateway import Answer
+from tokenfleet.core.records import OutcomeEvent
 from tokenfleet.local.books_check import Books, find, read_books
 from tokenfleet.local.live_rows import live_rows
 from tokenfleet.local.load_books import LoadBooks
 from tokenfleet.local.load_stats import read_stats
 from tokenfleet.local.metrics import FleetMetrics, parse, quantile
 from tokenfleet.local.run_rows import run_rows
+from tokenfleet.local.totals import totals_of_books
 from tokenfleet.local.usage import usage_of
+from tokenfleet.local.window_goodput import window_of
 from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2
 
 PAGE = b"""# HELP tokenfleet_decisions_total Decisions answered
@@ -112,6 +118,9 @@ def test_the_books_hold_each_decision_and_each_acknowledged_event_once(tmp_path:
     stats = read_stats(tmp_path)
     assert stats is not None
     assert (stats.answered, stats.admitted, stats.open, stats.longest_gap_s) == (2, 1, 4, 3.0)
+    assert totals_of_books(tmp_path).startswith(
+        "3 decisions: 1 admitted, 0 queued, 1 rejected, 1 redirected; 2 outcome events;"
+    )
 
 
 def test_a_line_cut_short_by_a_kill_counts_for_nothing(tmp_path: Path) -> None:
@@ -147,15 +156,49 @@ async def add_outcome(dsn: str, kind: str, *, request: str = "run-1", ttft_s: fl
     )
 
 
-async def add_goodput(
-    dsn: str, *, request_class: str = "chat", tokens: int = 0, met: int = 0, cost: float = 0.0
+async def add_finished(
+    dsn: str, request: str, *, at_wall_s: float, ttft_s: float = 0.1, at_origin: bool = True
 ) -> None:
+    event = OutcomeEvent(
+        request=request,
+        attempt=0,
+        kind="finished",
+        decision="d",
+        tenant="acme",
+        request_class="chat",
+        model="m",
+        origin="a",
+        at_wall_s=at_wall_s,
+        elapsed_s=5.0,
+        ttft_s=ttft_s,
+        tpot_s=0.01,
+        output_tokens=100,
+    )
+    await execute(
+        dsn,
+        f"""insert into outcomes (day, request, attempt, kind, at_origin, decision, tenant, model, request_class,
+            origin, site, pool, instance, replica, at, body)
+        values (current_date, '{request}', 0, 'finished', {at_origin}, 'd', 't', 'm', 'chat', 'a',
+            'b', 'm@b', 'i', '0', to_timestamp({at_wall_s}), '{safe_json(event)}')""",
+    )
+
+
+async def add_goodput(
+    dsn: str,
+    *,
+    request_class: str = "chat",
+    tokens: int = 0,
+    met: int = 0,
+    cost: float = 0.0,
+    start_s: float | None = None,
+) -> None:
+    start = "floor(extract(epoch from now()) / 10) * 10" if start_s is None else start_s
     await execute(
         dsn,
         f"""insert into goodput (width_s, start_s, request_class, tenant, pool, cluster, site, partition, version,
             goodput_tokens, output_tokens, waste_tokens, prefill_waste_tokens, unknown_tokens_requests, met, missed,
             rejected, excluded, met_arrived, offered_arrived, late_dropped, gpu_seconds, cost)
-        values (10, floor(extract(epoch from now()) / 10) * 10, '{request_class}', 't', 'm@b', 'k', 'fleet', 0, 1,
+        values (10, {start}, '{request_class}', 't', 'm@b', 'k', 'fleet', 0, 1,
             {tokens}, {tokens}, 0, 0, 0, {met}, 1, 2, 0, 0, 0, 0, 1.0, {cost})""",
     )
 
@@ -187,20 +230,46 @@ async def test_the_figures_of_a_run_are_those_of_its_rows(database: str) -> None
     await add_decision(database, "d2", site="c")
     await add_outcome(database, "first_token", ttft_s=0.25)
     await add_goodput(database, tokens=400, met=3)
-    await add_goodput(database, request_class="", cost=0.002)
     async with Postgres(database) as postgres:
         rows = await run_rows(postgres, run="run", since_wall_s=since_s)
         live = await live_rows(postgres, since_wall_s=since_s)
     assert (rows.count("admit"), rows.count("redirect"), rows.count("reject")) == (1, 1, 0)
-    assert rows.verdicts["admit", "c"] == 1
+    assert (rows.admitted_to("c"), rows.decided_at("c"), rows.decided_at("b")) == (1, 2, 0)
     assert rows.ttft_s == {"chat": (0.25, 0.25)}
     assert rows.sums["chat"].attainment_admitted == 0.75
     assert rows.sums["chat"].attainment_offered == 0.5
-    assert rows.cost_per_million_goodput_tokens == pytest.approx(0.002 / 400 * 1e6)
     here = {(row.site, row.model): row for row in live}
     assert (here["c", "m"].admitted, here["c", "m"].redirected) == (1, 1)
     assert here["b", "m"].ttft_p50_s == 0.25
     assert here["b", "m"].attainment == 0.75
+
+
+@pytest.mark.integration
+async def test_goodput_and_cost_are_those_of_the_loads_own_time_whatever_the_drain_adds(database: str) -> None:
+    await migrate(database)
+    from_s = time.time() // 10 * 10 + 4.0  # the load's edges cut two windows of 10 s: 6 + 10 + 4
+    until_s = from_s + 20.0
+    await add_finished(database, "run-1", at_wall_s=from_s + 1.0)
+    await add_finished(database, "run-1", at_wall_s=from_s + 1.0, at_origin=False)  # the site's word of the same
+    await add_finished(database, "run-2", at_wall_s=until_s - 1.0)
+    await add_finished(database, "run-3", at_wall_s=until_s - 1.0, ttft_s=3000.0)  # missed its first token
+    await add_finished(database, "run-4", at_wall_s=until_s + 1.0)  # drained
+    await add_finished(database, "other-1", at_wall_s=from_s + 1.0)
+    for start_s, cost in ((-4.0, 0.7), (6.0, 1.0), (16.0, 1.0), (26.0, 1.0)):  # ready 1 s before the load
+        await add_goodput(database, request_class="", cost=cost, start_s=from_s + start_s)
+    async with Postgres(database) as postgres:
+        window = await window_of(
+            postgres,
+            load_policy()[0],
+            run="run-",
+            since_wall_s=time.time() - 60.0,
+            from_wall_s=from_s,
+            until_wall_s=until_s,
+        )
+    assert window.goodput_tokens_per_s("chat") == pytest.approx(200 / 20.0)
+    assert window.goodput_tokens_per_s("none") == 0.0
+    assert window.cost == pytest.approx(0.6 + 1.0 + 0.4)
+    assert window.cost_per_million_goodput_tokens == pytest.approx(2.0 / 200 * 1e6)
 
 
 # --- memory ---
@@ -216,3 +285,18 @@ def test_a_process_counts_with_what_it_started_itself() -> None:
     assert apart["child"].rss_bytes > 1_000_000
     assert together["us"].rss_bytes > apart["us"].rss_bytes
     assert usage_of({"gone": child.pid}) == {}
+
+
+def test_what_processes_share_counts_once_beside_the_plain_sum() -> None:
+    mb = 30_000_000
+    script = f"import os, time; kept = b'x' * {mb}; child = os.fork(); print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True) as parent:
+        try:
+            assert parent.stdout is not None
+            assert parent.stdout.readline()
+            assert parent.stdout.readline()
+            usage = usage_of({"both": parent.pid})["both"]
+        finally:
+            os.killpg(parent.pid, signal.SIGKILL)
+    assert usage.rss_sum_bytes > 2 * mb
+    assert mb < usage.rss_bytes < usage.rss_sum_bytes - 0.9 * mb

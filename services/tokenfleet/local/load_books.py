@@ -24,6 +24,7 @@ class LoadBooks:
         self._folder = folder
         self._answered_at_s: float | None = None
         self._modes: Counter[str] = Counter()
+        self._verdicts: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -48,6 +49,7 @@ class LoadBooks:
             stats.first_admitted_at_s = now_s if stats.first_admitted_at_s is None else stats.first_admitted_at_s
         for decision in answer.trail:
             self._modes[_word(decision_pb2.Mode.Name(decision.mode), "MODE_")] += 1
+            self._verdicts[_word(decision_pb2.Verdict.Name(decision.verdict), "VERDICT_")] += 1
             stats.stale_age_max_s = max(stats.stale_age_max_s, decision.age_s)
             self._write("decision", decision.id)
             if decision.verdict == decision_pb2.VERDICT_REJECT:  # decide itself reports the outcome of a refusal
@@ -63,6 +65,7 @@ class LoadBooks:
         self.stats.open = open_requests
         self.stats.reports_lost = reports_lost
         self.stats.modes = dict(self._modes)
+        self.stats.verdicts = dict(self._verdicts)
         new = self._folder / f"{STATS}.new"
         new.write_bytes(msgspec.json.encode(self.stats))
         new.replace(self._folder / STATS)

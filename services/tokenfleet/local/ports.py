@@ -21,5 +21,6 @@ def refuse_taken(ports: Iterable[tuple[str, int]]) -> None:
             except OSError as error:
                 why = "is taken" if error.errno == errno.EADDRINUSE else f"can't be used ({error.strerror})"
                 raise SetupError(
-                    f"port {port} for {what} {why}: end who holds it, or choose others with --port-base"
+                    f"port {port} for {what} {why}: end who holds it, or choose others with --port-base "
+                    "(beside another fleet also a folder with --state-dir)"
                 ) from error

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from tokenfleet.adapters.clock import monotonic_s
+from tokenfleet.adapters.policy_file import load_policy
 from tokenfleet.adapters.postgres import PostgresAwayError, RowsRefusedError
 from tokenfleet.local.books_check import MISSING_SHOWN, Books, Found, find, read_books
 from tokenfleet.local.children import Supervisor
@@ -21,6 +22,8 @@ from tokenfleet.local.metrics import quantile
 from tokenfleet.local.run import Run
 from tokenfleet.local.run_rows import ClassSums, RunRows, class_sums, run_rows
 from tokenfleet.local.summary import Summary
+from tokenfleet.local.totals import VERDICTS, totals
+from tokenfleet.local.window_goodput import Window, window_of
 
 DRAIN_MAX_S = 15.0  # what is not a row by then is lost
 HURRY_MAX_S = 1.5  # after a signal
@@ -34,9 +37,11 @@ Quantiles = dict[str, float | None]
 
 
 class ClassReport(Struct, frozen=True, kw_only=True):
-    """One class. Goodput is over the time of the load, its drain included."""
+    """One class. Goodput are tokens of requests that finished within the load's time, by its seconds; attainment and
+    the counts are of all requests of the load, those that ended after it too.
+    """
 
-    goodput_tokens_per_s: float | None
+    goodput_tokens_per_s: float
     attainment_admitted: float | None
     attainment_offered: float | None
     ttft_s: Quantiles
@@ -50,9 +55,17 @@ class Report(Struct, frozen=True, kw_only=True):
     """`decisions` and `outcomes` (events) are what the load was answered and acknowledged, each id once; without a load
     what is in PostgreSQL. `audit_rows` are the run's rows, `lost` what has none; `missing` shows some of them.
 
-    `admitted` … `redirected` and `by_site` count rows. `telemetry_rows` are scrapes that became visible to decisions,
-    `visible_ms` how long after the scrape, `kv_blocks_indexed` (block, instance) pairs now. `seconds` is the time of
-    the load, `first_decision_s` since `up` began. `rss_bytes` is the greatest sum seen.
+    `admitted` … `redirected` count rows; `admitted_by_site` those of the site that runs the request,
+    `decisions_by_site` all of the site that decided. `telemetry_rows` are scrapes that became visible to decisions,
+    `visible_ms` how long after the scrape, `kv_blocks_indexed` (block, instance) pairs now. `first_decision_s` counts
+    since `up` began.
+
+    `seconds` is the load's own time, from its begin until it was asked to stop, without the drain. Goodput per second
+    and its cost are of that window: tokens of requests that finished within it, ready instances priced over it, idle
+    ones included. Attainment counts all requests of the load.
+
+    `rss_bytes` is the most memory of all processes together, shared pages counted once; `rss_sum_bytes` counts them in
+    each process that has them, as top(1) does.
     """
 
     decisions: int | None
@@ -70,7 +83,8 @@ class Report(Struct, frozen=True, kw_only=True):
     dead_letters: int | None
     lost: int | None
     missing: tuple[str, ...]
-    by_site: dict[str, int]
+    admitted_by_site: dict[str, int]
+    decisions_by_site: dict[str, int]
     unanswered: int | None
     engine_errors: int | None
     longest_gap_s: float | None
@@ -79,6 +93,7 @@ class Report(Struct, frozen=True, kw_only=True):
     seconds: float
     first_decision_s: float | None
     rss_bytes: int
+    rss_sum_bytes: int
     rss_bytes_by_process: dict[str, int]
     cpu_s_by_process: dict[str, float]
     restarts: dict[str, int]
@@ -90,12 +105,12 @@ async def report_of(
 ) -> Report:
     """Wait until the rows are there, at most DRAIN_MAX_S, and put the figures together; `hurry` after a signal."""
     books = await asyncio.to_thread(read_books, run.folder) if loaded else None
-    found, rows = await _drained(summary, run, books, wait_max_s=HURRY_MAX_S if hurry else DRAIN_MAX_S)
+    found, rows, window = await _drained(summary, run, books, wait_max_s=HURRY_MAX_S if hurry else DRAIN_MAX_S)
     await summary.metrics.refresh()
     summary.look_at_usage()
     letters = await count_dead_letters(layout.kafka, since_wall_s=run.began_wall_s)
     stats = read_stats(run.folder) if loaded else None
-    seconds = (run.load_ended_s or monotonic_s()) - (run.load_began_s or run.began_s)
+    from_s, until_s = _load_time(run)
     first_s = stats.first_decision_at_s if stats is not None else None
     visible = summary.metrics.histogram("tokenfleet_row_visible_seconds", [place.name for place in layout.decides])
     return Report(
@@ -108,21 +123,23 @@ async def report_of(
         telemetry_rows=_telemetry_rows(layout, summary),
         kv_blocks_indexed=_blocks_indexed(layout, summary),
         visible_ms={"p50": _ms(quantile(visible, 0.5)), "p99": _ms(quantile(visible, 0.99))},
-        classes=_classes(rows, seconds) if rows is not None else {},
-        cost_per_million_goodput_tokens=rows and rows.cost_per_million_goodput_tokens,
+        classes=_classes(rows, window) if rows is not None and window is not None else {},
+        cost_per_million_goodput_tokens=window and window.cost_per_million_goodput_tokens,
         audit_rows=found and found.decisions + found.outcomes,
         dead_letters=letters,
         lost=len(found.missing) if found is not None and books is not None else None,
         missing=found.missing[:MISSING_SHOWN] if found is not None else (),
-        by_site={site: rows.verdicts.get(("admit", site), 0) for site in fleet.sites} if rows is not None else {},
+        admitted_by_site={site: rows.admitted_to(site) for site in fleet.sites} if rows is not None else {},
+        decisions_by_site={site: rows.decided_at(site) for site in fleet.sites} if rows is not None else {},
         unanswered=stats and stats.unanswered,
         engine_errors=stats and stats.engine_errors,
         longest_gap_s=stats and stats.longest_gap_s,
         stale_age_max_s=stats and stats.stale_age_max_s,
         modes=stats.modes if stats is not None else {},
-        seconds=seconds,
+        seconds=until_s - from_s,
         first_decision_s=None if first_s is None else first_s - run.began_s,
         rss_bytes=summary.rss_bytes,
+        rss_sum_bytes=summary.rss_sum_bytes,
         rss_bytes_by_process={name: usage.rss_bytes for name, usage in summary.usage.items()},
         cpu_s_by_process={name: usage.cpu_s for name, usage in summary.usage.items()},
         restarts={name: child.restarts for name, child in supervisor.children.items()},
@@ -136,16 +153,14 @@ def print_report(report: Report, *, json: bool, say: Callable[[str], None]) -> N
         sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
         sys.stdout.flush()
         return
-    say(
-        f"{report.decisions} decisions: {report.admitted} admitted, {report.queued} queued, {report.rejected} "
-        f"rejected, {report.redirected} redirected; {report.outcomes} outcome events; "
-        f"{report.audit_rows} rows, {report.lost} lost"
-    )
+    verdicts = {name: getattr(report, word) for name, word in VERDICTS.items()}
+    rows = f"{report.audit_rows} rows, {'unknown' if report.lost is None else report.lost} lost"
+    say(totals(decisions=report.decisions, verdicts=verdicts, outcomes=report.outcomes, rows=rows))
 
 
 async def _drained(
     summary: Summary, run: Run, books: Books | None, *, wait_max_s: float
-) -> tuple[Found | None, RunRows | None]:
+) -> tuple[Found | None, RunRows | None, Window | None]:
     """The rows when none is missing and goodput has accounted for all requests that ended, or when time is up."""
     began_s = monotonic_s()
     found: Found | None = None
@@ -157,23 +172,42 @@ async def _drained(
             sums = await class_sums(summary.postgres, since_wall_s=since_wall_s)
             accounted = sum(each.accounted for each in sums.values()) >= found.ended
             if (not found.missing and (accounted or waited_s > GOODPUT_WAIT_MAX_S)) or waited_s > wait_max_s:
-                return found, await run_rows(summary.postgres, run=run.id if books else "", since_wall_s=since_wall_s)
+                rows = await run_rows(summary.postgres, run=run.id if books else "", since_wall_s=since_wall_s)
+                return found, rows, await _window(summary, run, run.id if books else "")
         except (PostgresAwayError, RowsRefusedError) as error:
             if waited_s > wait_max_s:
                 summary.say(f"the database does not answer, so its figures are missing: {error}")
-                return found, None
+                return found, None, None
         await asyncio.sleep(ASK_AGAIN_S)
 
 
-def _classes(rows: RunRows, seconds: float) -> dict[str, ClassReport]:
+async def _window(summary: Summary, run: Run, name: str) -> Window:
+    from_s, until_s = _load_time(run)
+    return await window_of(
+        summary.postgres,
+        load_policy()[0],
+        run=name,
+        since_wall_s=run.began_wall_s,
+        from_wall_s=run.wall_at(from_s),
+        until_wall_s=run.wall_at(until_s),
+    )
+
+
+def _load_time(run: Run) -> tuple[float, float]:
+    return run.load_began_s or run.began_s, run.load_ended_s or monotonic_s()
+
+
+def _classes(rows: RunRows, window: Window) -> dict[str, ClassReport]:
     names = sorted((rows.ttft_s.keys() | rows.sums.keys()) - {""})
-    return {name: _class(rows.sums.get(name), rows.ttft_s.get(name), seconds) for name in names}
+    return {
+        name: _class(rows.sums.get(name), rows.ttft_s.get(name), window.goodput_tokens_per_s(name)) for name in names
+    }
 
 
-def _class(sums: ClassSums | None, ttft_s: tuple[float, float] | None, seconds: float) -> ClassReport:
+def _class(sums: ClassSums | None, ttft_s: tuple[float, float] | None, goodput_tokens_per_s: float) -> ClassReport:
     p50, p95 = ttft_s or (None, None)
     return ClassReport(
-        goodput_tokens_per_s=sums and sums.goodput_tokens / seconds,
+        goodput_tokens_per_s=goodput_tokens_per_s,
         attainment_admitted=sums and sums.attainment_admitted,
         attainment_offered=sums and sums.attainment_offered,
         ttft_s={"p50": p50, "p95": p95},

@@ -3,14 +3,12 @@
 from msgspec import Struct
 
 from tokenfleet.adapters.postgres import Postgres
-from tokenfleet.core.goodput.cost import cost_per_million
-from tokenfleet.core.goodput.judge import NO_SLO
 
 WIDTH_S = 10.0  # the narrowest windows of the shipped policy
 
 VERDICTS = """
-select verdict, site, count(*) as n from decisions
-where at >= to_timestamp($1) and starts_with(request, $2) group by 1, 2
+select verdict, site, split_part(replica, '/', 1) as decided_at, count(*) as n from decisions
+where at >= to_timestamp($1) and starts_with(request, $2) group by 1, 2, 3
 """
 LATENCY = """
 select request_class, percentile_cont(array[0.5, 0.95]) within group (order by (body->>'ttft_s')::float8) as ttft_s
@@ -20,25 +18,21 @@ group by 1
 """
 # A run's sums are under cluster ids of its own; a window that it shares with an earlier run was first written then.
 GOODPUT = """
-select request_class, sum(goodput_tokens)::bigint as goodput_tokens, sum(output_tokens)::bigint as output_tokens,
-    sum(met)::bigint as met, sum(missed)::bigint as missed, sum(rejected)::bigint as rejected,
-    sum(excluded)::bigint as excluded, sum(cost) as cost
+select request_class, sum(met)::bigint as met, sum(missed)::bigint as missed, sum(rejected)::bigint as rejected,
+    sum(excluded)::bigint as excluded
 from goodput
-where width_s = $2 and start_s >= $1 - $2 and recorded_at >= to_timestamp($1)
+where width_s = $2 and request_class <> '' and start_s >= $1 - $2 and recorded_at >= to_timestamp($1)
 group by 1
 """
 
 
 class ClassSums(Struct, frozen=True, kw_only=True):
-    """Goodput's sums of one class over the run; the empty class bears the pools' cost."""
+    """How the requests of one class fared, all of the run."""
 
-    goodput_tokens: int
-    output_tokens: int
     met: int
     missed: int
     rejected: int
     excluded: int
-    cost: float
 
     @property
     def attainment_admitted(self) -> float | None:
@@ -56,21 +50,22 @@ class ClassSums(Struct, frozen=True, kw_only=True):
 
 
 class RunRows(Struct, frozen=True, kw_only=True):
-    """`verdicts` by verdict and site, `ttft_s` (p50, p95) and `sums` by class."""
+    """`verdicts` count by verdict, the site that it names and the site that decided; `ttft_s` (p50, p95) and `sums` are
+    by class.
+    """
 
-    verdicts: dict[tuple[str, str], int]
+    verdicts: dict[tuple[str, str, str], int]
     ttft_s: dict[str, tuple[float, float]]
     sums: dict[str, ClassSums]
 
     def count(self, verdict: str) -> int:
-        return sum(n for (each, _), n in self.verdicts.items() if each == verdict)
+        return sum(n for (each, _, _), n in self.verdicts.items() if each == verdict)
 
-    @property
-    def cost_per_million_goodput_tokens(self) -> float | None:
-        """None without goodput, and as long as no cost was told."""
-        cost = sum(sums.cost for sums in self.sums.values())
-        tokens = sum(sums.goodput_tokens for name, sums in self.sums.items() if name != NO_SLO)
-        return cost_per_million(cost, tokens) if cost else None
+    def admitted_to(self, site: str) -> int:
+        return sum(n for (verdict, named, _), n in self.verdicts.items() if (verdict, named) == ("admit", site))
+
+    def decided_at(self, site: str) -> int:
+        return sum(n for (_, _, decider), n in self.verdicts.items() if decider == site)
 
 
 async def run_rows(postgres: Postgres, *, run: str, since_wall_s: float) -> RunRows:
@@ -78,14 +73,14 @@ async def run_rows(postgres: Postgres, *, run: str, since_wall_s: float) -> RunR
     verdicts = await postgres.fetch(VERDICTS, since_wall_s, run)
     latency = await postgres.fetch(LATENCY, since_wall_s, run)
     return RunRows(
-        verdicts={(row["verdict"], row["site"]): row["n"] for row in verdicts},
+        verdicts={(row["verdict"], row["site"], row["decided_at"]): row["n"] for row in verdicts},
         ttft_s={row["request_class"]: tuple(row["ttft_s"]) for row in latency},
         sums=await class_sums(postgres, since_wall_s=since_wall_s),
     )
 
 
 async def class_sums(postgres: Postgres, *, since_wall_s: float) -> dict[str, ClassSums]:
-    """Goodput's sums by class. Raises PostgresAwayError."""
+    """How goodput judged the run's requests, by class. Raises PostgresAwayError."""
     names = ClassSums.__struct_fields__
     return {
         row["request_class"]: ClassSums(**{name: row[name] for name in names})

@@ -17,6 +17,7 @@ from tokenfleet.local.children import Supervisor
 from tokenfleet.local.layout import HOST, Layout
 from tokenfleet.local.live_rows import live_rows
 from tokenfleet.local.live_table import live_line, live_table
+from tokenfleet.local.load_stats import read_stats
 from tokenfleet.local.metrics import FleetMetrics
 from tokenfleet.local.postgres import without_password
 from tokenfleet.local.run import Run
@@ -24,6 +25,7 @@ from tokenfleet.local.usage import Usage, usage_of
 
 TERMINAL_PERIOD_S = 2.0
 LINE_PERIOD_S = 10.0
+DRAIN_PERIOD_S = 5.0
 USAGE_PERIOD_S = 5.0
 UP = "up"
 LOG_LINE_SHOWN_MAX = 300
@@ -54,6 +56,10 @@ class Summary:
     @property
     def rss_bytes(self) -> int:
         return sum(usage.rss_bytes for usage in self.usage.values())
+
+    @property
+    def rss_sum_bytes(self) -> int:
+        return sum(usage.rss_sum_bytes for usage in self.usage.values())
 
     def say(self, line: str) -> None:
         self._console.print(line, markup=False, soft_wrap=True)
@@ -97,6 +103,13 @@ class Summary:
         finally:
             if live is not None:
                 live.stop()
+
+    async def show_draining(self) -> None:
+        """Say now and then how many requests the load still waits for; runs until cancelled."""
+        while True:
+            await asyncio.sleep(DRAIN_PERIOD_S)
+            if (stats := read_stats(self._run.folder)) is not None:
+                self.say(f"draining: {stats.open} requests open")
 
     async def watch_usage(self) -> None:
         """Look at memory now and then; runs until cancelled."""

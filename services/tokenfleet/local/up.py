@@ -35,6 +35,7 @@ from tokenfleet.local.report import print_report, report_of
 from tokenfleet.local.run import Run
 from tokenfleet.local.stopping import Stopping
 from tokenfleet.local.summary import Summary
+from tokenfleet.local.totals import totals_of_books
 
 EXIT_OK, EXIT_FAILED, EXIT_IN_USE, EXIT_KILLED = 0, 1, 3, 130
 
@@ -46,7 +47,7 @@ def run_up(options: UpOptions) -> int:
     try:
         return asyncio.run(_up(options, began_s))
     except StateInUseError as error:
-        print(f"{error}: one `up` a state folder; give this one its own with --state-dir", file=sys.stderr)
+        print(f"{error}: give this one its own folder and ports with --state-dir and --port-base", file=sys.stderr)
         return EXIT_IN_USE
     except (TokenFleetError, EmbeddedPartMissingError, DataFolderError) as error:
         print(error, file=sys.stderr)
@@ -64,6 +65,8 @@ def run_up(options: UpOptions) -> int:
 async def _up(options: UpOptions, began_s: float) -> int:
     fleet, layout = _planned(options)
     state_dir = options.state_dir.resolve()
+    if not state_dir.exists():  # a try that is refused makes no folder; in one that is there, orphans end first
+        refuse_taken(layout.ports())
     listeners: list[Parts | Summary] = []
 
     def ended(end: Exit) -> None:
@@ -163,14 +166,20 @@ async def _end(
     stopping: Stopping,
 ) -> None:
     """End the load and tell what came of it; a signal meanwhile cuts it short."""
+    run.load_ended_s = monotonic_s()
     stopped = asyncio.create_task(supervisor.stop(LOAD))
+    draining = asyncio.create_task(summary.show_draining())
     await _first_of(stopped, stopping.asked.wait())
     if not stopped.done() and (load := supervisor.children.get(LOAD)) is not None and load.pid is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(load.pid, signal.SIGINT)
     await stopped
-    run.load_ended_s = monotonic_s()
-    if run.load_began_s is None or not (options.json or options.for_s is not None):
+    draining.cancel()
+    if run.load_began_s is None:
+        return
+    if not (options.json or options.for_s is not None):
+        if not options.no_load:
+            summary.say(totals_of_books(run.folder))
         return
     report = await report_of(
         fleet, layout, summary, run, supervisor, loaded=not options.no_load, hurry=stopping.asked.is_set()
