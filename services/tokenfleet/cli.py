@@ -48,7 +48,9 @@ def up(
     postgres: Annotated[str, typer.Option(help="DSN of a real PostgreSQL, instead of the embedded one.")] = "",
     engines: Annotated[Path | None, typer.Option(help="TOML file of real engines, instead of simulated ones.")] = None,
     no_load: Annotated[bool, typer.Option("--no-load", help="Start the fleet without the load.")] = False,
-    copies: Annotated[int, typer.Option(min=1, max=6, help="Rotated copies of the trace: 1 is 3.4 requests/s.")] = 2,
+    copies: Annotated[
+        int | None, typer.Option(min=1, max=6, help="Rotated copies of the trace: 1 is 3.4 requests/s. Default: 2.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the load.")] = 1,
     port_base: Annotated[int, typer.Option(min=1024, max=65000, help="First of the ports used.")] = 7400,
     state_dir: State = STATE,
@@ -220,10 +222,40 @@ def route(
     _show(asyncio.run(calls.route(_targets(gateway, site, state_dir), request, dry_run=dry_run)), as_json)
 
 
+Verdict = Annotated[str, typer.Option(help="Only admit, redirect, defer, queue or reject.")]
+Audit = Annotated[str, typer.Option(help="HOST:PORT of the Audit service. Default: the running fleet's.")]
+
+
+@app.command()
+def find(
+    verdict: Verdict = "",
+    tenant: Annotated[str, typer.Option(help="Only this tenant's.")] = "",
+    model: Annotated[str, typer.Option(help="Only this model's.")] = "",
+    site: Annotated[str, typer.Option(help="Only decisions for this site.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 20,
+    audit: Audit = "",
+    as_json: Json = False,
+    state_dir: State = STATE,
+) -> None:
+    """List the newest decisions, with the request ids to explain."""
+    from rich.console import Console
+
+    from tokenfleet.client import calls
+    from tokenfleet.client.words import decisions_table, plain
+
+    target = audit or _endpoints(state_dir).audit
+    found = asyncio.run(calls.find(target, verdict=verdict, tenant=tenant, model=model, site=site, limit=limit))
+    if as_json:
+        typer.echo(json.dumps(plain(found), indent=2))
+    else:
+        Console().print(decisions_table(found.decisions))
+
+
 @app.command()
 def explain(
-    request_id: str,
-    audit: Annotated[str, typer.Option(help="HOST:PORT of the Audit service. Default: the running fleet's.")] = "",
+    request_id: Annotated[str, typer.Argument(help="Request id. Default: the newest decision's.")] = "",
+    verdict: Verdict = "",
+    audit: Audit = "",
     as_json: Json = False,
     state_dir: State = STATE,
 ) -> None:
@@ -233,7 +265,13 @@ def explain(
     from tokenfleet.client import calls
     from tokenfleet.client.words import explanation, plain
 
-    found = asyncio.run(calls.explain(audit or _endpoints(state_dir).audit, request_id))
+    target = audit or _endpoints(state_dir).audit
+    if not request_id:
+        newest = asyncio.run(calls.find(target, verdict=verdict, limit=1)).decisions
+        if not newest:
+            raise NotFoundError("no decision is recorded yet" + (f" with verdict {verdict}" if verdict else ""))
+        request_id = newest[0].request
+    found = asyncio.run(calls.explain(target, request_id))
     if as_json:
         typer.echo(json.dumps(plain(found), indent=2))
     else:

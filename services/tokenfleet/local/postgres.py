@@ -76,7 +76,7 @@ def program(data_dir: Path, *, port: int, name: str = "postgres", stop_wave: int
 def command(data_dir: Path, *, port: int, options: Mapping[str, str] | None = None) -> list[str]:
     """The argument list of the server in the foreground; `options` are settings of postgresql.conf."""
     forget_dead_postmaster(data_dir)
-    settings = {"shared_buffers": "32MB", "max_connections": "100", **LEAN, **(options or {})}
+    settings = {"shared_buffers": "16MB", "max_connections": "100", **LEAN, **(options or {})}
     return [
         *(str(binary("postgres")), "-D", str(data_dir), "-h", "127.0.0.1", "-p", str(port)),
         *("-k", ""),  # no socket outside the state folder

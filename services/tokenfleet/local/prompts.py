@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from tokenfleet.sim.traces import TraceRow
 
 VOCABULARY = 32_000
-BLOCKS_KEPT = 8_000  # 512 tokens of 4 bytes each: 16 MB at most
+BLOCKS_KEPT = 4_000  # 512 tokens of 4 bytes each: 8 MB at most
 
 
 def prompt_tokens(row: TraceRow) -> NDArray[np.uint32]:
