@@ -45,6 +45,18 @@ async def explain(target: str, request_id: str) -> audit_pb2.ExplainResponse:
     return await _call([target], lambda channel: _unary(audit_pb2_grpc.AuditStub(channel), "Explain", message))
 
 
+async def find(
+    target: str, *, verdict: str = "", tenant: str = "", model: str = "", site: str = "", limit: int = 20
+) -> audit_pb2.FindResponse:
+    """The newest decisions that match, from PostgreSQL. Raises BadRequestError for a verdict that there isn't."""
+    numbers = {name.removeprefix("VERDICT_").lower(): value for name, value in decision_pb2.Verdict.items() if value}
+    if verdict and verdict not in numbers:
+        raise BadRequestError("--verdict", f"{verdict!r} is none of {', '.join(numbers)}")
+    wanted: Any = numbers.get(verdict, 0)
+    message = audit_pb2.FindRequest(tenant=tenant, model=model, site=site, limit=limit, verdict=wanted)
+    return await _call([target], lambda channel: _unary(audit_pb2_grpc.AuditStub(channel), "Find", message))
+
+
 def _unary(stub: Any, method: str, message: Any) -> Awaitable[Any]:
     return getattr(stub, method)(message, timeout=CALL_TIMEOUT_S)
 

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from tokenfleet.wire.v1 import audit_pb2, decision_pb2, outcomes_pb2, scheduler_pb2
 
+CANDIDATE_TERMS = ("cost", "ttft", "wait", "work", "learned", "margin", "reuse", "kv", "decode")
 VERDICT_STYLES = {"admit": "green", "redirect": "cyan", "queue": "yellow", "defer": "yellow", "reject": "red"}
 
 
@@ -26,7 +27,7 @@ def age_words(age_s: float | None) -> str:
 
 
 def plain(
-    message: decision_pb2.Decision | scheduler_pb2.SitesResponse | audit_pb2.ExplainResponse,
+    message: decision_pb2.Decision | scheduler_pb2.SitesResponse | audit_pb2.ExplainResponse | audit_pb2.FindResponse,
 ) -> dict[str, object]:
     """The message as JSON would hold it, in the field names of the contract."""
     return MessageToDict(message, preserving_proto_field_name=True)
@@ -38,13 +39,12 @@ def decision_words(decision: decision_pb2.Decision) -> RenderableType:
     head = Text.assemble(
         (verdict.upper(), f"bold {VERDICT_STYLES.get(verdict, '')}"),
         f" {decision.target or decision.site or '-'}",
-        f"  {decision.request_class}  {decision.request} attempt {decision.attempt}  [{decision.id}]",
+        f"  {_at(decision.at_wall_s)}  attempt {decision.attempt}  [{decision.id}]",
     )
     age = decision.age_s if decision.HasField("age_s") else None
     mode = decision_pb2.Mode.Name(decision.mode).removeprefix("MODE_").lower()
     lines: list[RenderableType] = [head, Text(f"  {decision.sentence}")]
-    if decision.admission.rule:
-        lines.append(Text(f"  {decision.request_class}: {decision.admission.rule}"))
+    lines.append(Text(f"  {decision.request_class} ({decision.admission.rule}); agreed: {_agreed(decision.admission)}"))
     lines.append(
         Text(
             f"  {mode}, telemetry {age_words(age)}; policy {decision.policy_revision}, calibration "
@@ -54,7 +54,8 @@ def decision_words(decision: decision_pb2.Decision) -> RenderableType:
     if decision.admission.HasField("retry_after_s"):
         lines.append(Text(f"  retry after {decision.admission.retry_after_s:.1f} s"))
     if decision.excluded:
-        lines.append(Text("  filtered: " + ", ".join(f"{n} {name}" for name, n in sorted(decision.excluded.items()))))
+        removed = ", ".join(f"{n} {name}" for name, n in sorted(decision.excluded.items()))
+        lines.append(Text(f"  removed by filters: {removed}"))
     if decision.candidates:
         lines.append(_candidates(decision))
     if len(decision.sites) > 1:
@@ -65,6 +66,10 @@ def decision_words(decision: decision_pb2.Decision) -> RenderableType:
 def explanation(request_id: str, found: audit_pb2.ExplainResponse) -> RenderableType:
     """All that is known of one logical request, in order."""
     parts: list[RenderableType] = [Text(f"request {request_id}", style="bold")]
+    if found.decisions:
+        first = found.decisions[0]
+        who = f"tenant {first.tenant} asked for {first.model} at {first.origin}"
+        parts.append(Text(f"{who}, {first.prompt_tokens:,} prompt tokens"))
     for decision in found.decisions:
         parts += [Text(), decision_words(decision)]
     if found.outcomes:
@@ -88,6 +93,36 @@ def sites_table(seen: scheduler_pb2.SitesResponse) -> RenderableType:
     return table
 
 
+def decisions_table(decisions: Iterable[decision_pb2.Decision]) -> RenderableType:
+    """The newest first, a line each."""
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for name in ("request", "at", "verdict", "class", "tenant", "for", "why"):
+        table.add_column(name, no_wrap=name != "why")
+    for each in decisions:
+        verdict = verdict_of(each)
+        said = Text(verdict, style=VERDICT_STYLES.get(verdict, ""))
+        where = each.target or each.site
+        table.add_row(
+            each.request, _at(each.at_wall_s)[11:], said, each.request_class, each.tenant, where, each.sentence
+        )
+    return table
+
+
+def _at(wall_s: float) -> str:
+    """A wall time with its date, in UTC."""
+    return dt.datetime.fromtimestamp(wall_s, tz=dt.UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
+
+
+def _agreed(admission: decision_pb2.Admission) -> str:
+    """The service level in words."""
+    terms = (
+        f"first token within {admission.ttft_max_s:.1f} s" if admission.HasField("ttft_max_s") else "",
+        f"{admission.tpot_max_s * 1000:.0f} ms a token" if admission.HasField("tpot_max_s") else "",
+        f"end within {admission.end_max_s:.0f} s" if admission.HasField("end_max_s") else "",
+    )
+    return ", ".join(term for term in terms if term) or "nothing"
+
+
 def _pool_cells(pool: scheduler_pb2.Pool) -> tuple[str, ...]:
     used = f"{pool.kv.used / pool.kv.capacity:.0%}" if pool.kv.capacity else "unknown"
     wait = f"{min(pool.waits_s) * 1000:.0f} ms" if pool.waits_s else "-"
@@ -108,13 +143,15 @@ def _instance_cells(instance: scheduler_pb2.Instance) -> tuple[str, ...]:
 
 def _candidates(decision: decision_pb2.Decision) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for name in ("  instance", "cost", "ttft", "wait", "work", "margin", "reuse", "kv", "decode", "hit", "age"):
-        table.add_column(name, justify="left" if name == "  instance" else "right")
+    for name in ("  instance", *CANDIDATE_TERMS, "KV", "hit", "age", "why not"):
+        table.add_column(name, justify="left" if name in ("  instance", "why not") else "right")
     for c in decision.candidates:
-        terms = (c.cost_s, c.ttft_s, c.wait_s, c.work_s, c.margin_s, c.reuse_s, c.kv_s, c.decode_s)
+        terms = (c.cost_s, c.ttft_s, c.wait_s, c.work_s, c.bias_s, c.margin_s, c.reuse_s, c.kv_s, c.decode_s)
         age = age_words(c.age_s if c.HasField("age_s") else None)
-        table.add_row(f"  {c.instance}", *(f"{term * 1000:.0f}" for term in terms), f"{c.hit_tokens}", age)
-    table.caption = "  milliseconds; hit in tokens"
+        use = f"{c.kv_use:.0%}" if c.HasField("kv_use") else "?"
+        cells = (*(f"{term * 1000:.0f}" for term in terms), use, f"{c.hit_tokens}", age, c.filtered)
+        table.add_row(f"  {c.instance}", *cells)
+    table.caption = "  ms; ttft = wait + work + learned, cost = ttft + what follows; KV once it is there; hit in tokens"
     table.caption_justify = "left"
     return table
 
@@ -130,7 +167,7 @@ def _options(decision: decision_pb2.Decision) -> Table:
         )
         cost = f"{option.cost * 1000:.3f}" if option.HasField("cost") else ""
         table.add_row(f"  {option.site}", cost, *seconds, str(option.hit_tokens or ""), option.refused)
-    table.caption = "  cost in thousandths, times in milliseconds"
+    table.caption = "  cost (latency, GPU, egress) in thousandths of the policy's currency; times in ms; hit in tokens"
     table.caption_justify = "left"
     return table
 
@@ -147,7 +184,7 @@ def _outcomes(events: Iterable[outcomes_pb2.OutcomeEvent]) -> Table:
         )
         ttft = f"{event.ttft_s * 1000:.0f} ms" if event.HasField("ttft_s") else ""
         tpot = f"{event.tpot_s * 1000:.1f} ms" if event.HasField("tpot_s") else ""
-        at = dt.datetime.fromtimestamp(event.at_wall_s, tz=dt.UTC).strftime("%H:%M:%S.%f")[:-3]
+        at = _at(event.at_wall_s)[11:]
         after = f"{event.elapsed_s:.3f} s"
         table.add_row(f"{kind} (attempt {event.attempt})", at, after, event.instance, ttft, tpot, *counts, event.stop)
     return table
