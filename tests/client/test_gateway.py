@@ -10,7 +10,7 @@ import pytest
 
 from tokenfleet.client import gateway
 from tokenfleet.client.gateway import SERVICE_CONFIG, Gateway, target_of
-from tokenfleet.wire.v1 import decision_pb2, scheduler_pb2, scheduler_pb2_grpc
+from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2, outcomes_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
 Answering = Callable[[], Awaitable[None]]
 
@@ -128,3 +128,39 @@ def test_replicas_are_one_target(targets: tuple[str, ...], target: str) -> None:
 def test_a_list_that_grpc_would_not_resolve_is_refused(targets: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="one name that stands for all"):
         target_of(targets)
+
+
+class Taking(outcomes_pb2_grpc.OutcomesServicer):
+    """Takes every event."""
+
+    async def Report(self, request_iterator: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        taken = 0
+        async for batch in request_iterator:
+            taken += len(batch.events)
+        return outcomes_pb2.ReportResponse(accepted=taken)
+
+
+async def test_a_listener_that_fails_does_not_end_the_reports_that_follow() -> None:
+    heard: list[str] = []
+
+    def listen(event: outcomes_pb2.OutcomeEvent) -> None:
+        heard.append(event.request)
+        if len(heard) == 1:
+            raise ValueError("the listener's own")
+
+    server = grpc.aio.server()
+    outcomes_pb2_grpc.add_OutcomesServicer_to_server(Taking(), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        async with Gateway([address], on_acknowledged=listen) as fleet, asyncio.timeout(10):
+            fleet.report(outcomes_pb2.OutcomeEvent(request="r1"))
+            while not heard:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
+            fleet.report(outcomes_pb2.OutcomeEvent(request="r2"))
+            while "r2" not in heard:
+                await asyncio.sleep(0.01)
+            await fleet.drained()
+    finally:
+        await server.stop(None)

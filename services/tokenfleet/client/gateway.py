@@ -137,8 +137,10 @@ class Gateway:
             self.reports_lost += 1
             return
         waiting.append(event)
-        if targets not in self._sending:
-            self._sending[targets] = asyncio.create_task(self._send_reports(targets))
+        sending = self._sending.get(targets)
+        if sending is None or sending.done():  # done: it failed unforeseen, which its callback has logged
+            self._sending[targets] = sending = asyncio.create_task(self._send_reports(targets))
+            sending.add_done_callback(_log_failure)
 
     async def drained(self) -> None:
         """Returns when every queued report has been taken."""
@@ -208,6 +210,11 @@ class Gateway:
                     if index not in refused:
                         self._acknowledged(event)
                 del waiting[: len(batch)]
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("sending reports failed unforeseen; the next report begins anew", exc_info=error)
 
 
 def _ignore(event: outcomes_pb2.OutcomeEvent) -> None:
