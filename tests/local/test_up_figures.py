@@ -5,9 +5,11 @@ import signal
 import subprocess
 import sys
 import time
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tests.postgres_server import execute
 from tokenfleet.adapters.policy_file import load_policy
@@ -16,7 +18,8 @@ from tokenfleet.adapters.safe_text import safe_json
 from tokenfleet.client.gateway import Answer
 from tokenfleet.core.records import OutcomeEvent
 from tokenfleet.local.books_check import Books, find, read_books
-from tokenfleet.local.live_rows import live_rows
+from tokenfleet.local.live_rows import LiveRow, LiveRows, live_rows
+from tokenfleet.local.live_table import live_table
 from tokenfleet.local.load_books import LoadBooks
 from tokenfleet.local.load_stats import read_stats
 from tokenfleet.local.metrics import FleetMetrics, parse, quantile
@@ -238,10 +241,25 @@ async def test_the_figures_of_a_run_are_those_of_its_rows(database: str) -> None
     assert rows.ttft_s == {"chat": (0.25, 0.25)}
     assert rows.sums["chat"].attainment_admitted == 0.75
     assert rows.sums["chat"].attainment_offered == 0.5
-    here = {(row.site, row.model): row for row in live}
+    here = {(row.site, row.model): row for row in live.by_model}
     assert (here["c", "m"].admitted, here["c", "m"].redirected) == (1, 1)
     assert here["b", "m"].ttft_p50_s == 0.25
     assert here["b", "m"].attainment == 0.75
+    assert [(row.site, row.request_class) for row in live.by_class] == [("b", "chat"), ("c", "chat")]
+    assert [row.site for row in live.by_site] == ["b", "c"]
+    assert (live.total.admitted, live.total.redirected, live.total.ttft_p95_s) == (1, 1, 0.25)
+
+
+@pytest.mark.integration
+async def test_a_request_arrives_once_and_at_its_origin(database: str) -> None:
+    await migrate(database)
+    await add_decision(database, "d1", verdict="redirect", site="a")
+    await add_decision(database, "d2", verdict="queue", site="c")
+    await add_decision(database, "d3", site="c")
+    async with Postgres(database) as postgres:
+        live = await live_rows(postgres, since_wall_s=time.time() - 60.0)
+    assert {row.site: row.arrivals for row in live.by_site} == {"a": 1, "c": 0}
+    assert (live.total.arrivals, live.total.queued, live.total.admitted) == (1, 1, 1)
 
 
 @pytest.mark.integration
@@ -270,6 +288,50 @@ async def test_goodput_and_cost_are_those_of_the_loads_own_time_whatever_the_dra
     assert window.goodput_tokens_per_s("none") == 0.0
     assert window.cost == pytest.approx(0.6 + 1.0 + 0.4)
     assert window.cost_per_million_goodput_tokens == pytest.approx(2.0 / 200 * 1e6)
+
+
+# --- the table ---
+
+
+def live_row(site: str, model: str | None, request_class: str | None) -> LiveRow:
+    return LiveRow(
+        site=site,
+        model=model,
+        request_class=request_class,
+        arrivals=123,
+        redirected=123,
+        ttft_p50_s=12.34,
+        ttft_p95_s=56.78,
+        goodput_tokens=360_000.0,
+        met=1.0,
+    )
+
+
+SITES, CLASSES, MODELS = "abcd", ("batch", "chat", "long"), ("large-chat", "small-chat")
+LIVE = LiveRows(
+    by_model=tuple(live_row(site, model, name) for site in SITES for model in MODELS for name in CLASSES),
+    by_class=tuple(live_row(site, None, name) for site in SITES for name in CLASSES),
+    by_site=tuple(live_row(site, None, None) for site in SITES),
+    total=LiveRow(site=None, model=None, request_class=None, arrivals=492),
+)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "rows"),
+    [(120, 40, 24), (119, 40, 12), (120, 24, 12), (100, 24, 12), (100, 16, 4), (80, 12, 4)],
+)
+def test_the_table_fits_its_terminal_with_whole_cells(width: int, height: int, rows: int) -> None:
+    console = Console(width=width, height=height, file=StringIO())
+    table = live_table(LIVE, {"a": 1.0, "b": 2.0}, "up 9 s", width=width, height=height)
+    with console.capture() as captured:
+        console.print(table)
+    lines = captured.get().splitlines()
+    assert table.row_count == rows + 1
+    assert len(lines) <= height
+    assert not any("…" in line for line in lines)
+    assert "telemetry" in lines[1]
+    assert [line.split()[:2] for line in lines if line.startswith("total")] == [["total", "492"]]
+    assert sum("56.8 s" in line and "123" in line for line in lines) == rows
 
 
 # --- memory ---

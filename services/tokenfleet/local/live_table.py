@@ -2,53 +2,83 @@
 
 from collections.abc import Mapping, Sequence
 
+from rich import box
 from rich.table import Table
 
-from tokenfleet.local.live_rows import WINDOW_S, LiveRow
+from tokenfleet.local.live_rows import WINDOW_S, LiveRow, LiveRows
 
 UNKNOWN = "–"
+MODELS_WIDTH_MIN = 120  # columns; a narrower terminal sees sums over models
+LINES_BESIDE = 8  # title, three of the head, the total and a line above it, two of the foot
+FIGURES = (
+    *("arrived", "admit", "queue", "reject", "re-\ndirect", "TTFT\np50", "TTFT\np95"),
+    *("goodput\ntokens/s", "SLO\nmet", "telemetry\nage"),
+)
 
 
-def live_table(rows: Sequence[LiveRow], ages_s: Mapping[str, float], foot: str) -> Table:
-    """`ages_s` are the ages of each site's youngest telemetry at its last decision."""
-    table = Table(title=f"the last {WINDOW_S:.0f} s", caption=foot, title_justify="left", caption_justify="left")
-    for name in ("site", "model", "class"):
-        table.add_column(name)
-    for name in ("arrivals", "admit", "queue", "reject", "redirect", "TTFT p50", "p95", "goodput/s", "attained", "age"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(
-            row.site,
-            row.model,
-            row.request_class or UNKNOWN,
-            *(str(n) for n in (row.arrivals, row.admitted, row.queued, row.rejected, row.redirected)),
-            seconds(row.ttft_p50_s),
-            seconds(row.ttft_p95_s),
-            f"{row.goodput_tokens_per_s:,.0f}",
-            share(row.attainment),
-            seconds(ages_s.get(row.site)),
-        )
+def live_table(rows: LiveRows, ages_s: Mapping[str, float], foot: str, *, width: int, height: int) -> Table:
+    """In as much detail as a terminal of so many columns and lines has room for.
+
+    `ages_s` are the ages of each site's youngest telemetry at its last decision.
+    """
+    names, shown = _shown(rows, width=width, height=height)
+    table = Table(
+        title=f"the last {WINDOW_S:.0f} s",
+        caption=foot,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=0,
+    )
+    for name in names:
+        table.add_column(name.removeprefix("request_"), no_wrap=True)
+    for name in FIGURES:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in shown:
+        table.add_row(*(getattr(row, name) or UNKNOWN for name in names), *_figures(row, ages_s.get(row.site or "")))
+    table.add_section()
+    table.add_row("total", *[""] * (len(names) - 1), *_figures(rows.total, max(ages_s.values(), default=None)))
     return table
 
 
-def live_line(rows: Sequence[LiveRow], ages_s: Mapping[str, float], foot: str) -> str:
+def live_line(rows: LiveRows, ages_s: Mapping[str, float], foot: str) -> str:
     """The same, summed over the fleet."""
-    admitted, queued = sum(row.admitted for row in rows), sum(row.queued for row in rows)
-    rejected, redirected = sum(row.rejected for row in rows), sum(row.redirected for row in rows)
-    met, missed = sum(row.met for row in rows), sum(row.missed for row in rows)
-    goodput = sum(row.goodput_tokens_per_s for row in rows)
-    p95_s = [row.ttft_p95_s for row in rows if row.ttft_p95_s is not None]
+    total = rows.total
+    p95_s = [row.ttft_p95_s for row in rows.by_model if row.ttft_p95_s is not None]
     return (
-        f"last {WINDOW_S:.0f} s: {admitted} admitted, {queued} queued, {rejected} rejected, {redirected} redirected; "
-        f"worst TTFT p95 {seconds(max(p95_s, default=None))}; goodput {goodput:,.0f} tokens/s; "
-        f"attained {share(met / (met + missed) if met + missed else None)}; "
+        f"last {WINDOW_S:.0f} s: {total.arrivals} arrived, {total.admitted} admitted, {total.queued} queued, "
+        f"{total.rejected} rejected, {total.redirected} redirected; "
+        f"worst TTFT p95 {seconds(max(p95_s, default=None))}; goodput {total.goodput_tokens_per_s:,.0f} tokens/s; "
+        f"attained {share(total.attainment)}; "
         f"telemetry {seconds(max(ages_s.values(), default=None))} old; {foot}"
     )
 
 
 def seconds(value_s: float | None) -> str:
-    return UNKNOWN if value_s is None else f"{value_s:.2f} s"
+    return UNKNOWN if value_s is None else f"{value_s:.2f} s" if value_s < 10.0 else f"{value_s:.1f} s"
 
 
 def share(value: float | None) -> str:
     return UNKNOWN if value is None else f"{100 * value:.0f} %"
+
+
+def _shown(rows: LiveRows, *, width: int, height: int) -> tuple[tuple[str, ...], Sequence[LiveRow]]:
+    """The columns that name a row, and the rows."""
+    room = height - LINES_BESIDE
+    if width >= MODELS_WIDTH_MIN and len(rows.by_model) <= room:
+        return ("site", "model", "request_class"), rows.by_model
+    if len(rows.by_class) <= room:
+        return ("site", "request_class"), rows.by_class
+    return ("site",), rows.by_site
+
+
+def _figures(row: LiveRow, age_s: float | None) -> tuple[str, ...]:
+    return (
+        *(str(n) for n in (row.arrivals, row.admitted, row.queued, row.rejected, row.redirected)),
+        seconds(row.ttft_p50_s),
+        seconds(row.ttft_p95_s),
+        f"{row.goodput_tokens_per_s:,.0f}",
+        share(row.attainment),
+        seconds(age_s),
+    )

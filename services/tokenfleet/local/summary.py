@@ -15,7 +15,7 @@ from tokenfleet.adapters.postgres import Postgres, PostgresAwayError, RowsRefuse
 from tokenfleet.local.child import Exit
 from tokenfleet.local.children import Supervisor
 from tokenfleet.local.layout import HOST, Layout
-from tokenfleet.local.live_rows import live_rows
+from tokenfleet.local.live_rows import NOTHING, live_rows
 from tokenfleet.local.live_table import live_line, live_table
 from tokenfleet.local.load_stats import read_stats
 from tokenfleet.local.metrics import FleetMetrics
@@ -129,13 +129,14 @@ class Summary:
         for place in self._layout.decides:
             if (age_s := self.metrics.gauge(AGE, place.name)) is not None:
                 ages_s[place.site] = max(ages_s.get(place.site, 0.0), age_s)
-        foot = f"up {monotonic_s() - self._run.began_s:.0f} s, {self.rss_bytes / 1e6:,.0f} MB"
+        foot = f"up {monotonic_s() - self._run.began_s:.0f} s, {self.rss_bytes / 1e6:,.0f} MB; lost: known at the end"
         try:
             rows = await live_rows(self.postgres, since_wall_s=self._run.began_wall_s)
         except (PostgresAwayError, RowsRefusedError) as error:
-            rows, foot = [], f"{foot}; the database does not answer: {error}"
+            rows, foot = NOTHING, f"{foot}; the database does not answer: {error}"
         if live is not None:
-            live.update(live_table(rows, ages_s, foot), refresh=True)
+            width, height = self._console.size
+            live.update(live_table(rows, ages_s, foot, width=width, height=height), refresh=True)
         else:
             self.say(live_line(rows, ages_s, foot))
 
