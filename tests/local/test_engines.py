@@ -16,6 +16,7 @@ import zmq
 import zmq.asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
+from tokenfleet.local import engine_events
 from tokenfleet.local.engine_instance import InstanceConfig
 from tokenfleet.local.engine_tokens import output_text, tokenize
 from tokenfleet.local.engines import Engines, EnginesConfig
@@ -227,6 +228,16 @@ async def test_kv_events_are_published_in_order_and_replayed() -> None:
         assert [sequence for sequence, _ in replayed] == list(range(prompts))
         assert replayed[first:] == batches
         assert await client.replay(prompts) == []
+
+
+async def test_the_replay_keeps_the_newest_batches_within_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_events, "REPLAY_BYTES_MAX", 1_000)
+    async with engine() as client:
+        for prompt in range(1, 11):
+            await client.complete([prompt] * 64)
+        replayed = await client.replay(0)
+    assert 1 <= len(replayed) < 10
+    assert [sequence for sequence, _ in replayed] == list(range(10 - len(replayed), 10))
 
 
 async def test_eviction_and_reset_are_told() -> None:

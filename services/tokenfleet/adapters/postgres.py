@@ -19,7 +19,7 @@ from asyncpg.pool import PoolConnectionProxy
 
 from tokenfleet.core.errors import SetupError
 
-CONNECTIONS_MAX = 6
+CONNECTIONS_MAX = 4  # audit: three writers and one answer
 CONNECT_TIMEOUT_S = 2.0
 ACQUIRE_TIMEOUT_S = 2.0
 STATEMENT_TIMEOUT_S = 10.0

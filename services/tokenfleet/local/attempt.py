@@ -5,6 +5,8 @@ from collections.abc import Callable
 from typing import Final
 
 import aiohttp
+import numpy as np
+from numpy.typing import NDArray
 
 from tokenfleet.adapters.clock import monotonic_s, wall_s
 from tokenfleet.local.generation import Generation, GenerationError, generate
@@ -38,7 +40,7 @@ class Attempt:
         self._generation = Generation()
 
     async def run(
-        self, session: aiohttp.ClientSession, prompt: list[int], output_tokens: int, *, report: Report
+        self, session: aiohttp.ClientSession, prompt: NDArray[np.uint32], output_tokens: int, *, report: Report
     ) -> bool:
         """Stream and report. True when the engine failed before the first token, so that another may be asked."""
         report(self._event(outcomes_pb2.OUTCOME_KIND_STARTED))
@@ -60,7 +62,7 @@ class Attempt:
         return False
 
     async def _stream(
-        self, session: aiohttp.ClientSession, prompt: list[int], output_tokens: int, report: Report
+        self, session: aiohttp.ClientSession, prompt: NDArray[np.uint32], output_tokens: int, report: Report
     ) -> None:
         told_first, told_s = False, self._sent_s
         async for so_far in generate(

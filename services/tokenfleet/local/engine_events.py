@@ -11,6 +11,7 @@ import zmq.asyncio
 from tokenfleet.sim import engine_events as sim
 
 REPLAY_BATCHES_MAX = 10_000  # vLLM's buffer_steps
+REPLAY_BYTES_MAX = 4_000_000  # ours: two minutes of the shipped load; vLLM has no such bound, but a machine of its own
 SEND_QUEUE_MAX = 100_000  # vLLM's hwm: messages kept for a slow subscriber, then dropped
 BIND_ATTEMPTS = 100  # of 20 ms: a closed socket's port is free a moment later
 REPLAY_END = (-1).to_bytes(8, "big", signed=True)
@@ -76,12 +77,13 @@ def wire_event(event: sim.Event, prompt_of: Callable[[str], Prompt], block_size:
 
 
 class KvPublisher:
-    """Publishes batches with a sequence from 0 and replays the last 10,000 on request."""
+    """Publishes batches with a sequence from 0 and replays the last ones on request: 10,000 or REPLAY_BYTES_MAX."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], topic: str) -> None:
         self._topic = topic.encode()
         self._sequence = 0
-        self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=REPLAY_BATCHES_MAX)
+        self._sent: deque[tuple[bytes, bytes]] = deque()
+        self._sent_bytes = 0
         self._encoder = msgspec.msgpack.Encoder()
         self._publisher = context.socket(zmq.PUB)
         self._publisher.setsockopt(zmq.SNDHWM, SEND_QUEUE_MAX)
@@ -100,8 +102,14 @@ class KvPublisher:
         """One batch, of data-parallel rank 0."""
         sequence, payload = self._sequence.to_bytes(8, "big"), self._encoder.encode((wall_s, events, 0))
         self._sequence += 1
-        self._sent.append((sequence, payload))
+        self._keep(sequence, payload)
         self._publisher.send_multipart((self._topic, sequence, payload))
+
+    def _keep(self, sequence: bytes, payload: bytes) -> None:
+        self._sent.append((sequence, payload))
+        self._sent_bytes += len(payload)
+        while len(self._sent) > REPLAY_BATCHES_MAX or self._sent_bytes > REPLAY_BYTES_MAX:
+            self._sent_bytes -= len(self._sent.popleft()[1])
 
     def close(self) -> None:
         if self._serving is not None:

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from random import Random
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from tokenfleet.core.blocks import block_keys, chain_seed
 from tokenfleet.local.data_files import trace_rows
@@ -32,7 +34,9 @@ def numbered(laid: list[TraceRow]) -> Iterator[tuple[int, TraceRow]]:
         began_s += laid[-1].at_s
 
 
-def request_of(config: LoadConfig, row: TraceRow, *, id: str, number: int) -> tuple[decision_pb2.Request, list[int]]:
+def request_of(
+    config: LoadConfig, row: TraceRow, *, id: str, number: int
+) -> tuple[decision_pb2.Request, NDArray[np.uint32]]:
     """The request of a row, and its prompt's token ids. Model, tenant and origin belong to the conversation."""
     conversation = row.hash_ids[1] if len(row.hash_ids) > 1 else number  # the first block is a prompt that all share
     rng = Random(conversation)
@@ -55,7 +59,7 @@ def request_of(config: LoadConfig, row: TraceRow, *, id: str, number: int) -> tu
         session=f"conversation-{conversation}" if len(row.hash_ids) > 1 else "",
         upload_bytes=BYTES_A_TOKEN * row.prompt_tokens,
     )
-    return request, tokens.tolist()
+    return request, tokens
 
 
 def _drawn(rng: Random, shares: Mapping[str, float]) -> str:
