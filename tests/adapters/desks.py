@@ -22,14 +22,20 @@ PARTITIONS = 4
 
 
 class Outbox:
-    """Keeps what is put, after a turn through the codec: what readers could not read fails the test here."""
+    """Keeps what is put, after a turn through the codec: what readers could not read fails the test here.
+
+    A `full` one loses all, as a spool on a full disk does.
+    """
 
     def __init__(self) -> None:
         self.put_in: list[tuple[str, msgspec.Struct]] = []
+        self.full = False
 
     def put(self, topic: Topic[Any], site: str, message: Any, *, partition: int) -> bool:
         assert site == "b"
         assert 0 <= partition < PARTITIONS
+        if self.full:
+            return False
         self.put_in.append((topic.name, decode(topic, encode(topic, message))))
         return True
 

@@ -96,5 +96,6 @@ async def test_a_taken_port_says_so_in_one_line() -> None:
 def test_waiting_helps_only_where_it_is_said() -> None:
     assert {kind.__name__ for kind, code in STATUS_OF.items() if code == code_pb2.UNAVAILABLE} == {
         "TableNotReadyError",
+        "NotKeptError",
         "SetupError",
     }

@@ -237,6 +237,21 @@ async def test_one_bad_event_of_a_report_is_named_and_the_others_are_kept() -> N
     assert [e.request for envelope in office.outbox.of("outcomes") for e in envelope.events] == ["good-1", "good-2"]
 
 
+async def test_a_report_that_a_full_disk_lost_is_not_acknowledged_and_decisions_go_on() -> None:
+    office = Office(small=1)
+    async with office.serving() as (_, channel):
+        admitted = await schedule(channel, request())
+        office.outbox.full = True
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await report(channel, [event(decision=admitted.id)])
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE  # the gateway keeps the event and asks again
+        assert "RetryInfo" in details_of(caught.value)
+        assert (await schedule(channel, request("r2"))).verdict == decision_pb2.VERDICT_ADMIT
+        office.outbox.full = False
+        assert (await report(channel, [event(decision=admitted.id)])).accepted == 1
+    assert [e.request for envelope in office.outbox.of("outcomes") for e in envelope.events] == ["r1"]
+
+
 async def test_a_time_that_is_none_is_replaced_by_the_time_of_receipt() -> None:
     office = Office(small=1)
     async with office.serving() as (_, channel):

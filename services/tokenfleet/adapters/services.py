@@ -17,7 +17,7 @@ from tokenfleet.adapters.messages import decision_to_wire, outcome_from_wire, re
 from tokenfleet.adapters.topics import DECISIONS, OUTCOMES, PLACEMENTS, Topic, partition_of
 from tokenfleet.core.asked import ADMIT, DISPATCH, ROUTE, SCHEDULE, Ids, Steps
 from tokenfleet.core.decision import Decision
-from tokenfleet.core.errors import BadRequestError, TableNotReadyError
+from tokenfleet.core.errors import BadRequestError, NotKeptError, TableNotReadyError
 from tokenfleet.core.records import (
     DecisionEnvelope,
     OutcomeEnvelope,
@@ -99,7 +99,7 @@ class Desk:
     def report(self, message: outcomes_pb2.OutcomeEvent) -> None:
         """Takes one outcome event: the ledger at once, the record by the outbox.
 
-        Raises BadRequestError, TableNotReadyError: another replica, or this one in a second, can take it.
+        Raises BadRequestError, TableNotReadyError, NotKeptError: another replica, or this one in a second, can take it.
         """
         self._refuse_unready()
         reported = outcome_from_wire(message, site=self.site.name, received_wall_s=wall_s())
@@ -107,7 +107,8 @@ class Desk:
         event, change = self.site.settled(reported, now_s=now_s)
         if change is not None:
             self._place(change, session="", now_s=now_s)
-        self._tell(event)
+        if not self._tell(event):
+            raise NotKeptError("the disk takes no more reports; another replica can, or this one when there is room")
         OUTCOMES_COUNTED.labels(event.kind).inc()
 
     def _refuse_unready(self) -> None:
@@ -130,12 +131,12 @@ class Desk:
         self._outbox.put(PLACEMENTS, self.site.name, envelope, partition=partition)
         self.site.placed(event, partition=partition, session=session, now_s=now_s)
 
-    def _tell(self, event: OutcomeEvent) -> None:
+    def _tell(self, event: OutcomeEvent) -> bool:
         envelope = OutcomeEnvelope(
             site=self.site.name, replica=self.site.replica, sent_wall_s=wall_s(), events=(event,)
         )
         partition = partition_of(event.request, self._partitions(OUTCOMES.name))
-        self._outbox.put(OUTCOMES, self.site.name, envelope, partition=partition)
+        return self._outbox.put(OUTCOMES, self.site.name, envelope, partition=partition)
 
     def _record(self, decision: Decision) -> None:
         envelope = DecisionEnvelope(site=self.site.name, replica=self.site.replica, decisions=(decision,))

@@ -10,6 +10,7 @@ An exception here means that there was no decision at all, or that a file or rec
     │   ├── UnknownTenantError
     │   └── UnknownSiteError
     ├── TableNotReadyError        the tables have not been read to their end yet
+    ├── NotKeptError              the disk takes no more, so a report can't be kept here
     ├── NotFoundError             nothing is known under that id
     ├── BadRecordError            a record on a topic can't be read
     ├── PolicyError               a policy, fleet or engine file can't be used
@@ -66,6 +67,10 @@ class UnknownSiteError(BadRequestError):
 
 class TableNotReadyError(TokenFleetError):
     """The tables have not been read to their end, so there can be no decision yet."""
+
+
+class NotKeptError(TokenFleetError):
+    """A report was not kept: this replica's disk takes no more. The one who sent it still has it."""
 
 
 class NotFoundError(TokenFleetError):
