@@ -4,6 +4,7 @@ Each command imports what it needs when it runs: `tokenfleet --help` is quick.
 """
 
 import asyncio
+import contextlib
 import importlib
 import json
 import logging
@@ -19,7 +20,7 @@ from tokenfleet.core.errors import BadRequestError, NotFoundError, SetupError, T
 
 if TYPE_CHECKING:
     from tokenfleet.adapters.endpoints import Endpoints
-    from tokenfleet.wire.v1 import decision_pb2
+    from tokenfleet.wire.v1 import decision_pb2, scheduler_pb2
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -146,23 +147,45 @@ def status(
 ) -> None:
     """Show sites, pools and instances as a decision replica sees them."""
     from rich.console import Console
+    from rich.live import Live
 
-    from tokenfleet.client import calls
-    from tokenfleet.client.words import plain, sites_table
+    from tokenfleet.client.sites import sites_table
+    from tokenfleet.client.words import plain
 
     if output not in ("table", "json"):
         raise BadRequestError("-o", f"{output!r} is neither table nor json")
+    if watch and output == "json":
+        raise BadRequestError("--watch", "draws a table; for JSON ask again and again")
     names = [site] if site or gateway else list(_endpoints(state_dir).gateways)
-    while True:
-        for name in names:
-            seen = asyncio.run(calls.sites(_targets(gateway, name, state_dir)))
-            if output == "json":
-                typer.echo(json.dumps(plain(seen), indent=2))
-            else:
-                Console().print(sites_table(seen))
-        if not watch:
-            return
-        time.sleep(1.0)
+    seen, silent = _seen(gateway, names, state_dir)
+    if output == "json":
+        for each in seen:
+            typer.echo(json.dumps(plain(each), indent=2))
+        return
+    if not watch:
+        Console().print(sites_table(seen, silent=silent))
+        return
+    with contextlib.suppress(KeyboardInterrupt), Live(sites_table(seen, silent=silent), auto_refresh=False) as live:
+        while True:
+            time.sleep(1.0)
+            seen, silent = _seen(gateway, names, state_dir)
+            live.update(sites_table(seen, silent=silent), refresh=True)
+
+
+def _seen(gateway: str, names: list[str], state_dir: Path) -> tuple[list["scheduler_pb2.SitesResponse"], list[str]]:
+    """What a replica of each site sees, and the sites where none answered. Raises SetupError if none did anywhere."""
+    from tokenfleet.client import calls
+
+    seen: list[scheduler_pb2.SitesResponse] = []
+    silent: list[str] = []
+    for name in names:
+        try:
+            seen.append(asyncio.run(calls.sites(_targets(gateway, name, state_dir))))
+        except SetupError:
+            if name == names[-1] and not seen:
+                raise
+            silent.append(name)
+    return seen, silent
 
 
 Model = Annotated[str, typer.Option(help="Model to ask for.")]

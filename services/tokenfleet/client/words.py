@@ -77,22 +77,6 @@ def explanation(request_id: str, found: audit_pb2.ExplainResponse) -> Renderable
     return Group(*parts)
 
 
-def sites_table(seen: scheduler_pb2.SitesResponse) -> RenderableType:
-    """Every pool of every site as one replica sees it, its own instances beneath."""
-    table = Table(title=f"seen by {seen.site}/{seen.replica}, policy {seen.policy_revision}", title_justify="left")
-    for name in ("site", "pool / instance", "state", "ready", "wait", "queued", "decoding", "KV used", "age"):
-        table.add_column(name, justify="left" if name in ("site", "pool / instance", "state") else "right")
-    for site in seen.sites:
-        age = age_words(site.telemetry_age_s if site.HasField("telemetry_age_s") else None)
-        if not site.pools:
-            table.add_row(site.name, "-", "ingress only" if site.name == seen.site else "no endpoints", *[""] * 5, age)
-        for pool in site.pools:
-            table.add_row(site.name, f"{pool.pool} {pool.model_digest}", *_pool_cells(pool), age)
-            for instance in pool.instances:
-                table.add_row("", f"  {instance.instance}", *_instance_cells(instance))
-    return table
-
-
 def decisions_table(decisions: Iterable[decision_pb2.Decision]) -> RenderableType:
     """The newest first, a line each."""
     table = Table(box=None, padding=(0, 1), pad_edge=False)
@@ -121,24 +105,6 @@ def _agreed(admission: decision_pb2.Admission) -> str:
         f"end within {admission.end_max_s:.0f} s" if admission.HasField("end_max_s") else "",
     )
     return ", ".join(term for term in terms if term) or "nothing"
-
-
-def _pool_cells(pool: scheduler_pb2.Pool) -> tuple[str, ...]:
-    used = f"{pool.kv.used / pool.kv.capacity:.0%}" if pool.kv.capacity else "unknown"
-    wait = f"{min(pool.waits_s) * 1000:.0f} ms" if pool.waits_s else "-"
-    ready = f"{pool.ready}/{pool.endpoints}"
-    return ("", ready, wait, f"{pool.seats.queued:.0f}", f"{pool.seats.used:.0f}", used)
-
-
-def _instance_cells(instance: scheduler_pb2.Instance) -> tuple[str, ...]:
-    state = instance.availability + (" (suspect)" if instance.suspect else "")
-    if instance.availability_reason:
-        state += f": {instance.availability_reason}"
-    total = instance.kv_total_tokens if instance.HasField("kv_total_tokens") else 0.0
-    used = f"{instance.kv_held_tokens / total:.0%}" if total else "unknown"
-    age = age_words(instance.age_s if instance.HasField("age_s") else None)
-    wait = f"{instance.backlog_s * 1000:.0f} ms"
-    return (state, "", wait, str(instance.queued), str(instance.decoding), used, age)
 
 
 def _candidates(decision: decision_pb2.Decision) -> Table:

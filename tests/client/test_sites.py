@@ -1,0 +1,89 @@
+"""Status shows each site once, whole names included, on 80 columns."""
+
+from rich.console import Console
+
+from tokenfleet.client.sites import sites_table
+from tokenfleet.wire.v1 import scheduler_pb2
+
+LONG = "an-organisation/a-model-with-a-long-name-instruct"
+NAME = "an-instance-with-a-name-that-is-longer-than-its-column"
+
+
+def pool(*instances: str, model: str = "m", digests: tuple[str, ...] = ()) -> scheduler_pb2.Pool:
+    return scheduler_pb2.Pool(
+        pool=f"{model}@b",
+        model=model,
+        model_digest="m@1",
+        endpoints=2,
+        ready=2,
+        waits_s=[0.1],
+        instances=[
+            scheduler_pb2.Instance(
+                instance=name, availability="ready", model_digest=digest, age_s=12.3, backlog_s=12.3456, queued=10
+            )
+            for name, digest in zip(instances, digests or ("m@1",) * len(instances), strict=True)
+        ],
+    )
+
+
+def seen(by: str, *pools: scheduler_pb2.Pool) -> scheduler_pb2.SitesResponse:
+    """By a replica of site `by`: `a` has no engines, `b` these pools, of `c` nothing was heard."""
+    return scheduler_pb2.SitesResponse(
+        site=by,
+        replica="0",
+        policy_revision=3,
+        sites=[
+            scheduler_pb2.Site(name="a", summary_age_s=0.4),
+            scheduler_pb2.Site(name="b", summary_age_s=0.4, telemetry_age_s=1.5, pools=pools),
+            scheduler_pb2.Site(name="c"),
+        ],
+    )
+
+
+def text(*responses: scheduler_pb2.SitesResponse, silent: tuple[str, ...] = ()) -> str:
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(sites_table(responses, silent=silent))
+    return captured.get()
+
+
+def test_each_site_stands_once_with_the_instances_that_its_own_replica_sees() -> None:
+    shown = text(seen("a", pool()), seen("b", pool("b-0", "b-1")))
+    assert shown.count("b-0") == 1
+    assert [line.split()[0] for line in shown.splitlines() if line.startswith(("a ", "b ", "c "))] == ["a", "b", "c"]
+    assert "12346 ms" in shown
+    assert "each site as a replica of its own sees it, policy 3" in shown
+
+
+def test_a_site_without_engines_is_ingress_only_whoever_looks_and_one_unheard_of_is_not() -> None:
+    for by in "ab":
+        lines = text(seen(by, pool())).splitlines()
+        [ingress] = [line for line in lines if line.startswith("a ")]
+        [unheard] = [line for line in lines if line.startswith("c ")]
+        assert "ingress only" in ingress
+        assert "400 ms" in ingress
+        assert "never heard" in unheard
+
+
+def test_names_are_never_cut() -> None:
+    shown = text(seen("b", pool(NAME, model=LONG)))
+    assert "…" not in shown
+    lines = shown.splitlines()
+    begin, end = lines[1].index("pool"), lines[1].index("state")
+    names = "".join(line[begin:end].strip() for line in lines)
+    assert LONG in names
+    assert NAME in names
+    assert all(len(line) <= 80 for line in lines)
+
+
+def test_the_revision_is_told_only_where_a_pool_has_two() -> None:
+    assert "m@1" not in text(seen("b", pool("b-0", "b-1")))
+    shown = text(seen("b", pool("b-0", "b-1", digests=("m@1", "m@2"))))
+    assert "b-0 m@1" in shown
+    assert "b-1 m@2" in shown
+
+
+def test_a_site_that_does_not_answer_is_shown_as_another_sees_it() -> None:
+    shown = text(seen("a", pool()), silent=("b",))
+    assert "no replica answers at b: as a sees it" in shown
+    assert any(line.startswith("b ") and "2/2" in line for line in shown.splitlines())
