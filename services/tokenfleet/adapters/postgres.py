@@ -105,7 +105,8 @@ ROWS_AT_FAULT = (
     TypeError,
     OverflowError,
 )
-AWAY = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+# InternalClientError: a statement begun between the server's farewell and the closing of the connection.
+AWAY = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 
 
 async def copy_in(connection: Connection, table: str, columns: Sequence[str], rows: Sequence[Row]) -> str:
@@ -140,7 +141,7 @@ async def migrate(dsn: str, *, wait_max_s: float = MIGRATE_WAIT_MAX_S) -> None:
         said, _ = await process.communicate()
     except asyncio.CancelledError:
         process.kill()
-        await process.wait()
+        await process.communicate()  # not wait(): its pipe would stay open until somebody collects it
         raise
     if process.returncode != 0:
         words = " ".join(said.decode(errors="replace").split())

@@ -96,6 +96,8 @@ class Child:
                 await ends_within(process, KILL_WAIT_S)
         kill_group(process.pid)  # what the child itself had started goes with it
         self.birth = None
+        # asyncio closes it some turns of the loop later, which a loop that ends now never takes.
+        process._transport.close()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownMemberType]
         return process.returncode if process.returncode is not None else -signal.SIGKILL
 
 
