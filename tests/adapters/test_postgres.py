@@ -289,6 +289,23 @@ async def test_nobody_there_is_away() -> None:
             await postgres.fetch("select 1")
 
 
+async def test_a_statement_between_the_servers_farewell_and_its_end_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Ending:
+        """A pool whose connection has read the server's farewell and not yet the end of the stream."""
+
+        def acquire(self, *, timeout: float) -> None:
+            raise asyncpg.InternalClientError("cannot switch to state 15; another operation (2) is in progress")
+
+    async def opened(postgres: Postgres) -> Ending:
+        return Ending()
+
+    monkeypatch.setattr(Postgres, "_opened", opened)
+    with pytest.raises(PostgresAwayError, match="cannot switch"):
+        await Postgres("postgres://nobody@127.0.0.1/nothing").fetch("select 1")
+
+
 @pytest.mark.integration
 async def test_missing_tables_are_away_and_not_the_rows_fault(database: str) -> None:
     async with Postgres(database) as postgres:
