@@ -23,6 +23,8 @@ from tokenfleet.local.live_table import live_table
 from tokenfleet.local.load_books import LoadBooks
 from tokenfleet.local.load_stats import read_stats
 from tokenfleet.local.metrics import FleetMetrics, parse, quantile
+from tokenfleet.local.report import load_time
+from tokenfleet.local.run import Run
 from tokenfleet.local.run_rows import run_rows
 from tokenfleet.local.totals import totals_of_books
 from tokenfleet.local.usage import usage_of
@@ -134,6 +136,16 @@ def test_a_line_cut_short_by_a_kill_counts_for_nothing(tmp_path: Path) -> None:
 def test_no_books_are_empty_books(tmp_path: Path) -> None:
     assert read_books(tmp_path) == Books(decisions=frozenset(), outcomes=frozenset())
     assert read_stats(tmp_path) is None
+
+
+def test_the_loads_time_is_from_its_first_lifes_begin_until_it_was_asked_to_stop(tmp_path: Path) -> None:
+    run = Run(id="run", began_s=100.0, began_wall_s=0.0, folder=tmp_path, load_began_s=110.0, load_ended_s=150.0)
+    assert load_time(run) == (110.0, 150.0)
+    for began_s in (120.0, 140.0):  # killed and restarted in between
+        with LoadBooks(tmp_path) as books:
+            books.began(now_s=began_s)
+            books.save(open_requests=0, reports_lost=0)
+    assert load_time(run) == (120.0, 150.0)
 
 
 # --- rows ---

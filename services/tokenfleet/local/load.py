@@ -88,6 +88,7 @@ class Load:
 
     async def _replay(self, session: aiohttp.ClientSession) -> None:
         began_s = monotonic_s()
+        self._books.began(now_s=began_s)
         for number, row in numbered(self._rows):
             if await is_set_within(self.stop, began_s + row.at_s - monotonic_s()):
                 return

@@ -12,7 +12,7 @@ from typing import Self
 import msgspec
 
 from tokenfleet.client.gateway import Answer
-from tokenfleet.local.load_stats import ANSWERED, STATS, LoadStats
+from tokenfleet.local.load_stats import ANSWERED, STATS, LoadStats, read_stats
 from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2
 
 
@@ -28,6 +28,8 @@ class LoadBooks:
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
+        before = read_stats(self._folder)
+        self.stats.began_at_s = before.began_at_s if before is not None else None
         self._lines = (self._folder / ANSWERED).open("a", buffering=1, encoding="utf-8")
         return self
 
@@ -35,6 +37,10 @@ class LoadBooks:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._lines.close()
+
+    def began(self, *, now_s: float) -> None:
+        """The first row is due; a load that was killed and restarted goes on with its first life's begin."""
+        self.stats.began_at_s = now_s if self.stats.began_at_s is None else self.stats.began_at_s
 
     def answered(self, answer: Answer, *, now_s: float) -> None:
         """A request got its answer, by one decision or several."""

@@ -13,8 +13,8 @@ class LoadStats(Struct, kw_only=True):
     """The whole of `load.json`, of one life of the load.
 
     `answered` counts requests that got an answer, `unanswered` those whose call failed for good, `shed` rows not sent
-    because too many were open. `modes` and `verdicts` count decisions. `first_decision_at_s` is this
-    machine's monotonic clock.
+    because too many were open. `modes` and `verdicts` count decisions. `began_at_s` (of the
+    first life) and `first_decision_at_s` are this machine's monotonic clock.
     """
 
     answered: int = 0
@@ -26,6 +26,7 @@ class LoadStats(Struct, kw_only=True):
     reports_lost: int = 0
     modes: dict[str, int] = {}
     verdicts: dict[str, int] = {}
+    began_at_s: float | None = None
     first_decision_at_s: float | None = None
     first_admitted_at_s: float | None = None
     stale_age_max_s: float = 0.0

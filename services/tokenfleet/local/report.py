@@ -110,7 +110,7 @@ async def report_of(
     summary.look_at_usage()
     letters = await count_dead_letters(layout.kafka, since_wall_s=run.began_wall_s)
     stats = read_stats(run.folder) if loaded else None
-    from_s, until_s = _load_time(run)
+    from_s, until_s = load_time(run)
     first_s = stats.first_decision_at_s if stats is not None else None
     visible = summary.metrics.histogram("tokenfleet_row_visible_seconds", [place.name for place in layout.decides])
     return Report(
@@ -182,7 +182,7 @@ async def _drained(
 
 
 async def _window(summary: Summary, run: Run, name: str) -> Window:
-    from_s, until_s = _load_time(run)
+    from_s, until_s = load_time(run)
     return await window_of(
         summary.postgres,
         load_policy()[0],
@@ -193,8 +193,11 @@ async def _window(summary: Summary, run: Run, name: str) -> Window:
     )
 
 
-def _load_time(run: Run) -> tuple[float, float]:
-    return run.load_began_s or run.began_s, run.load_ended_s or monotonic_s()
+def load_time(run: Run) -> tuple[float, float]:
+    """From when to when the load was asked for work: it begins a while after the fleet can answer."""
+    stats, until_s = read_stats(run.folder), run.load_ended_s or monotonic_s()
+    from_s = stats.began_at_s if stats is not None and stats.began_at_s is not None else run.load_began_s
+    return min(from_s or run.began_s, until_s - 1e-3), until_s
 
 
 def _classes(rows: RunRows, window: Window) -> dict[str, ClassReport]:
