@@ -50,7 +50,8 @@ def up(
     engines: Annotated[Path | None, typer.Option(help="TOML file of real engines, instead of simulated ones.")] = None,
     no_load: Annotated[bool, typer.Option("--no-load", help="Start the fleet without the load.")] = False,
     copies: Annotated[
-        int | None, typer.Option(min=1, max=6, help="Rotated copies of the trace: 1 is 3.4 requests/s. Default: 2.")
+        int | None,
+        typer.Option(min=1, max=6, help="Rotated copies of the trace: 1 is 3.4 requests/s. Default: the fleet's."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the load.")] = 1,
     port_base: Annotated[int, typer.Option(min=1024, max=65000, help="First of the ports used.")] = 7400,
