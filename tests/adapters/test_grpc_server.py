@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -12,7 +13,7 @@ from google.rpc import code_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.adapters.desks import Office, details_of, request
-from tokenfleet.adapters.grpc_server import STATUS_OF, GrpcServer, reason_of, status_of
+from tokenfleet.adapters.grpc_server import STATUS_OF, ErrorsAsStatuses, GrpcServer, reason_of, status_of
 from tokenfleet.core import errors
 from tokenfleet.core.errors import SetupError, TokenFleetError, UnknownModelError
 from tokenfleet.wire.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -99,3 +100,24 @@ def test_waiting_helps_only_where_it_is_said() -> None:
         "NotKeptError",
         "SetupError",
     }
+
+
+async def test_a_caller_who_is_gone_when_he_is_refused_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    aborts: list[grpc.StatusCode] = []
+
+    class Gone:
+        def time_remaining(self) -> float:
+            return -1.0
+
+        async def abort(self, code: grpc.StatusCode, *_: object) -> None:
+            aborts.append(code)
+            raise grpc.aio.InternalError("execute_batch")  # what gRPC says of a call that has ended
+
+    async def found(_: object) -> Any:
+        return grpc.unary_unary_rpc_method_handler(lambda *_: b"", bytes, bytes)  # pyright: ignore[reportUnknownLambdaType]
+
+    details: Any = SimpleNamespace(method="/x/Y")
+    handler: Any = await ErrorsAsStatuses().intercept_service(found, details)
+    with pytest.raises(grpc.aio.InternalError):
+        await handler.unary_unary(b"", Gone())
+    assert (aborts, caplog.records) == ([grpc.StatusCode.DEADLINE_EXCEEDED], [])

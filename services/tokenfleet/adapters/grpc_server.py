@@ -61,6 +61,8 @@ OPTIONS: Final = (
     ("grpc.max_connection_age_grace_ms", 30_000),
 )
 
+GRPCS_OWN: Final = (grpc.aio.AbortError, grpc.aio.InternalError)  # an abort of ours; the caller has gone meanwhile
+
 Register = Callable[[grpc.aio.Server], None]
 
 
@@ -185,7 +187,7 @@ def _answering(
         try:
             await _refuse_overdue(context)
             return await handler(read(raw), context)
-        except grpc.aio.AbortError:
+        except GRPCS_OWN:
             raise
         except Exception as error:
             await _abort(context, status_of(error, method=method))
@@ -201,7 +203,7 @@ def _streaming(
             await _refuse_overdue(context)
             async for message in handler(read(raw), context):
                 yield message
-        except grpc.aio.AbortError:
+        except GRPCS_OWN:
             raise
         except Exception as error:
             await _abort(context, status_of(error, method=method))
