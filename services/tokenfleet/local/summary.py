@@ -26,6 +26,7 @@ from tokenfleet.local.usage import Usage, usage_of
 TERMINAL_PERIOD_S = 2.0
 LINE_PERIOD_S = 10.0
 DRAIN_PERIOD_S = 5.0
+LOAD_BEGIN_MAX_S = 60.0  # it waits until its origins know engines
 USAGE_PERIOD_S = 5.0
 UP = "up"
 LOG_LINE_SHOWN_MAX = 300
@@ -88,10 +89,11 @@ class Summary:
         last = _last_line(child.log_path) if child is not None and end.code > 0 else ""
         self.say(f"{end.name} {how} after {end.ran_s:.1f} s and {again}{': ' + last if last else ''}")
 
-    async def show(self, *, for_s: float | None) -> None:
-        """Show how the fleet fares, for so long or until cancelled."""
+    async def show(self, *, for_s: float | None, loaded: bool) -> None:
+        """Show how the fleet fares, for so long from the load's begin or until cancelled."""
         terminal = sys.stderr.isatty()
-        end_s = None if for_s is None else monotonic_s() + for_s
+        shown_s = monotonic_s()
+        end_s = None if for_s is None else self._load_began_s(shown_s, loaded=loaded) + for_s
         period_s = TERMINAL_PERIOD_S if terminal else LINE_PERIOD_S
         live = Live(console=self._console, auto_refresh=False, transient=True) if terminal else None
         if live is not None:
@@ -100,9 +102,17 @@ class Summary:
             while end_s is None or monotonic_s() < end_s:
                 await asyncio.sleep(period_s if end_s is None else max(0.0, min(period_s, end_s - monotonic_s())))
                 await self._tell(live)
+                end_s = None if for_s is None else self._load_began_s(shown_s, loaded=loaded) + for_s
         finally:
             if live is not None:
                 live.stop()
+
+    def _load_began_s(self, shown_s: float, *, loaded: bool) -> float:
+        """When it began; while it has not, the latest that is waited for."""
+        if not loaded:
+            return shown_s
+        stats = read_stats(self._run.folder)
+        return shown_s + LOAD_BEGIN_MAX_S if stats is None or stats.began_at_s is None else stats.began_at_s
 
     async def show_draining(self) -> None:
         """Say now and then how many requests the load still waits for; runs until cancelled."""

@@ -153,7 +153,9 @@ async def _live(
         return
     summary.say(f"decisions are served after {monotonic_s() - run.began_s:.1f} s")
     run.load_began_s = monotonic_s()
-    await _unless(stopping, asyncio.gather(parts.start_rest(), summary.show(for_s=options.for_s)))
+    await _unless(
+        stopping, asyncio.gather(parts.start_rest(), summary.show(for_s=options.for_s, loaded=not options.no_load))
+    )
 
 
 async def _end(
