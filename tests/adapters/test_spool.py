@@ -138,6 +138,42 @@ def test_a_full_disk_is_counted_and_never_raised(tmp_path: Path, monkeypatch: py
         assert numbers(lanes(spool)["placements"]) == [0, 2]
 
 
+def test_a_disk_that_takes_no_new_segment_is_counted_and_never_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Spool(tmp_path, bytes_max=100) as spool:
+        assert spool.append(placement(0))
+
+        def no_space(*_: object) -> int:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "open", no_space)
+        assert not spool.append(placement(1))
+        monkeypatch.undo()
+        assert (spool.disk_errors, spool.lost["placements"]) == (1, 1)
+        assert numbers(lanes(spool)["placements"]) == [0]
+
+
+def test_a_full_disk_keeps_no_spool_from_starting_and_gives_no_number_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Spool(tmp_path) as spool:
+        numbers_given = [spool.start_count]
+
+    def no_space(self: Path, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    for wall_s in (4e9, 5e9):
+        with monkeypatch.context() as full:
+            full.setattr(Path, "write_text", no_space)
+            full.setattr("tokenfleet.adapters.spool.wall_s", lambda wall_s=wall_s: wall_s)
+            with Spool(tmp_path) as spool:
+                numbers_given.append(spool.start_count)
+    with Spool(tmp_path) as spool:
+        numbers_given.append(spool.start_count)
+    assert len(set(numbers_given)) == 4
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 def test_the_kernels_own_refusal_is_counted(tmp_path: Path) -> None:
     (tmp_path / "placements-00000001.seg").symlink_to("/dev/full")

@@ -103,7 +103,7 @@ class Lane:
 class Spool:
     """The lanes of one process in one folder, which it owns by a lock.
 
-    `start_count` grows with every start, also over the loss of the folder. `recovered` counts the records of former
+    `start_count` is new with every start, also over the loss of the folder. `recovered` counts the records of former
     starts. `disk_errors` counts appends that the disk refused; their records are in `lost`.
     """
 
@@ -151,10 +151,10 @@ class Spool:
         """Keep a record; its lane is its topic's name. False when it is lost at once: counted, reported, not raised."""
         lane = self._lanes[spooled.topic]
         frame = frame_of(spooled)
-        if not self._make_room(len(frame), lane):
-            lane.lost += 1
-            return False
         try:
+            if not self._make_room(len(frame), lane):
+                lane.lost += 1
+                return False
             lane.append(frame)
         except OSError as error:
             if self.disk_errors == 0:
@@ -193,12 +193,17 @@ def _counted(path: Path) -> int:
     """One more than the number in the file, kept by rename. Without a file that can be read, the Unix milliseconds:
 
     ids made of it must not be those of a former folder, which was lost while Kafka and PostgreSQL kept its records.
+    A disk that refuses the new count is told in the log.
     """
     try:
         count = int(path.read_text()) + 1
     except (FileNotFoundError, ValueError):
         count = round(wall_s() * 1000)
     new = path.with_suffix(".new")
-    new.write_text(str(count))
-    new.replace(path)
+    try:
+        new.write_text(str(count))
+        new.replace(path)
+    except OSError as error:  # a full disk keeps nobody from deciding; the count it can't keep must not come again
+        logger.error("spool: the disk refuses the count of starts, so the clock numbers this one: %s", error)
+        return max(count, round(wall_s() * 1000))
     return count
