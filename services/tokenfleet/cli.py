@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from tokenfleet.client.setup_commands import STATE, KafkaOption, State, endpoints, policy_app, topics_app
 from tokenfleet.core.errors import BadRequestError, NotFoundError, SetupError, TokenFleetError
 
 if TYPE_CHECKING:
-    from tokenfleet.adapters.endpoints import Endpoints
     from tokenfleet.wire.v1 import decision_pb2, scheduler_pb2
 
 app = typer.Typer(
@@ -29,16 +29,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="TokenFleet: a control plane for fleets of LLM inference instances. Start with `tokenfleet up`.",
 )
-topics_app = typer.Typer(no_args_is_help=True, help="The Kafka topics that everything travels on.")
-policy_app = typer.Typer(no_args_is_help=True, help="The policy: classes, tenants, models, sites, weights.")
 app.add_typer(topics_app, name="topics")
 app.add_typer(policy_app, name="policy")
 
-State = Annotated[Path, typer.Option(help="State folder of the fleet that `up` started here.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Gateway = Annotated[str, typer.Option(help="HOST:PORT of a decision service. Default: the running fleet's.")]
-KafkaOption = Annotated[str, typer.Option(help="HOST:PORT of Kafka. Default: the running fleet's.")]
-STATE = Path(".tokenfleet")
 
 
 @app.command()
@@ -96,37 +91,6 @@ _process("goodput", "Run the goodput processor: outcomes to goodput and calibrat
 _process("audit", "Run the audit writer and its service, on PostgreSQL.")
 
 
-@topics_app.command("apply")
-def topics_apply(
-    kafka: KafkaOption = "",
-    site: Annotated[list[str] | None, typer.Option(help="Sites; default: those of the policy.")] = None,
-    policy: Annotated[str, typer.Option(help="Policy file; default: the shipped one.")] = "",
-    partitions: Annotated[list[str] | None, typer.Option(help="NAME=COUNT, for other partition counts.")] = None,
-    replication: Annotated[int, typer.Option(min=1, help="Replicas of each partition.")] = 1,
-    show: Annotated[bool, typer.Option("--print", help="Only print names, sizes and ACLs.")] = False,
-    state_dir: State = STATE,
-) -> None:
-    """Create the topics that are missing; say which are wrong."""
-    from tokenfleet.adapters.kafka_admin import apply
-    from tokenfleet.adapters.kafka_plan import plan_text
-    from tokenfleet.adapters.policy_file import load_policy
-    from tokenfleet.adapters.topics import resized
-
-    sites = tuple(site or load_policy(policy)[0].sites)
-    table = resized(_counts(partitions or []))
-    if show:
-        typer.echo(plan_text(sites, topics=table, replication=replication))
-        return
-    bootstrap = kafka or _endpoints(state_dir).kafka
-    applied = asyncio.run(apply(bootstrap, sites, topics=table, replication=replication))
-    for topic in applied:
-        typer.echo(f"{topic.state:9} {topic.name} ({topic.partitions} partitions)")
-        if topic.state == "wrong":
-            typer.echo(f"          {topic.problem}; {topic.remedy}", err=True)
-    if any(topic.state == "wrong" for topic in applied):
-        raise typer.Exit(1)
-
-
 @app.command()
 def migrate(
     postgres: Annotated[str, typer.Option(help="DSN. Default: the running fleet's.")] = "", state_dir: State = STATE
@@ -134,7 +98,7 @@ def migrate(
     """Bring a PostgreSQL database to the newest schema."""
     from tokenfleet.adapters.postgres import migrate as run_migrations
 
-    asyncio.run(run_migrations(postgres or _endpoints(state_dir).postgres, wait_max_s=10.0))
+    asyncio.run(run_migrations(postgres or endpoints(state_dir).postgres, wait_max_s=10.0))
     typer.echo("the database is at the newest schema")
 
 
@@ -157,7 +121,7 @@ def status(
         raise BadRequestError("-o", f"{output!r} is neither table nor json")
     if watch and output == "json":
         raise BadRequestError("--watch", "draws a table; for JSON ask again and again")
-    names = [site] if site or gateway else list(_endpoints(state_dir).gateways)
+    names = [site] if site or gateway else list(endpoints(state_dir).gateways)
     seen, silent = _seen(gateway, names, state_dir)
     if output == "json":
         for each in seen:
@@ -241,7 +205,7 @@ def route(
     from tokenfleet.client.operate import site_serving
 
     if not site and not gateway:
-        site = asyncio.run(site_serving(model, _endpoints(state_dir).gateways))
+        site = asyncio.run(site_serving(model, endpoints(state_dir).gateways))
     request = _request(model, tenant, site, prompt_tokens, max_tokens, task, request_id)
     _show(asyncio.run(calls.route(_targets(gateway, site, state_dir), request, dry_run=dry_run)), as_json)
 
@@ -267,7 +231,7 @@ def find(
     from tokenfleet.client import calls
     from tokenfleet.client.words import decisions_table, plain
 
-    target = audit or _endpoints(state_dir).audit
+    target = audit or endpoints(state_dir).audit
     found = asyncio.run(calls.find(target, verdict=verdict, tenant=tenant, model=model, site=site, limit=limit))
     if as_json:
         typer.echo(json.dumps(plain(found), indent=2))
@@ -289,7 +253,7 @@ def explain(
     from tokenfleet.client import calls
     from tokenfleet.client.words import explanation, plain
 
-    target = audit or _endpoints(state_dir).audit
+    target = audit or endpoints(state_dir).audit
     if not request_id:
         newest = asyncio.run(calls.find(target, verdict=verdict, limit=1)).decisions
         if not newest:
@@ -314,41 +278,10 @@ def drain(
     """Give an instance no new work; what runs there ends by itself."""
     from tokenfleet.client.operate import drain_instance, site_of
 
-    where = site or asyncio.run(site_of(instance, _endpoints(state_dir).gateways))
-    bootstrap = kafka or _endpoints(state_dir).kafka
+    where = site or asyncio.run(site_of(instance, endpoints(state_dir).gateways))
+    bootstrap = kafka or endpoints(state_dir).kafka
     asyncio.run(drain_instance(bootstrap, where, instance, undo=undo, reason=reason))
     typer.echo(f"{instance} at {where} {'takes work again' if undo else 'is draining'}")
-
-
-@policy_app.command("check")
-def policy_check(file: Path) -> None:
-    """Say what is wrong with a policy file, as a replica would read it."""
-    from tokenfleet.adapters.policy_file import load_policy
-
-    policy, digest = load_policy(str(file))
-    typer.echo(f"revision {policy.revision} is good: {', '.join(policy.classes)}; sha256 {digest}")
-
-
-@policy_app.command("show")
-def policy_show() -> None:
-    """Print the shipped policy, to start one's own from."""
-    from tokenfleet.adapters.policy_file import policy_text
-
-    typer.echo(policy_text(), nl=False)
-
-
-@policy_app.command("apply")
-def policy_apply(file: Path, kafka: KafkaOption = "", state_dir: State = STATE) -> None:
-    """Put a policy file into force everywhere.
-
-    Its revision must be greater than the one in force.
-    """
-    from tokenfleet.client.operate import publish_policy, refuse_no_newer
-
-    if not kafka:
-        asyncio.run(refuse_no_newer(file, _endpoints(state_dir).gateways))
-    revision = asyncio.run(publish_policy(kafka or _endpoints(state_dir).kafka, file))
-    typer.echo(f"policy revision {revision} is published")
 
 
 def main() -> NoReturn:
@@ -365,17 +298,11 @@ def main() -> NoReturn:
     sys.exit(0)
 
 
-def _endpoints(state_dir: Path) -> "Endpoints":
-    from tokenfleet.adapters.endpoints import read_endpoints
-
-    return read_endpoints(state_dir)
-
-
 def _targets(gateway: str, site: str, state_dir: Path) -> tuple[str, ...]:
     """The replicas to ask: the given one, or those of `site` (default: the first) in the running fleet."""
     if gateway:
         return tuple(gateway.split(","))
-    gateways = _endpoints(state_dir).gateways
+    gateways = endpoints(state_dir).gateways
     name = site or next(iter(gateways))
     if name not in gateways:
         raise SetupError(f"no site {name!r} in the running fleet; there is: {', '.join(gateways)}")
@@ -413,16 +340,6 @@ def _show(decision: "decision_pb2.Decision", as_json: bool) -> None:
         typer.echo(json.dumps(plain(decision), indent=2))
     else:
         Console().print(decision_words(decision))
-
-
-def _counts(pairs: list[str]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for pair in pairs:
-        name, _, count = pair.partition("=")
-        if not count.isdigit():
-            raise BadRequestError("--partitions", f"{pair!r} is not NAME=COUNT")
-        counts[name] = int(count)
-    return counts
 
 
 if __name__ == "__main__":

@@ -128,6 +128,27 @@ def test_the_books_hold_each_decision_and_each_acknowledged_event_once(tmp_path:
     )
 
 
+def test_books_that_cannot_be_written_fail_no_request_and_are_not_whole(tmp_path: Path) -> None:
+    admit = decision_pb2.Decision(id="d1", request="r", verdict=decision_pb2.VERDICT_ADMIT)
+    (tmp_path / "answered.tsv").symlink_to("/dev/full")
+    with LoadBooks(tmp_path) as books:
+        books.answered(answer(admit), now_s=10.0)
+        books.save(open_requests=0, reports_lost=0, last=True)
+    stats = read_stats(tmp_path)
+    assert stats is not None
+    assert (stats.answered, stats.whole) == (1, False)
+
+
+def test_only_the_last_save_says_that_the_books_are_whole(tmp_path: Path) -> None:
+    with LoadBooks(tmp_path) as books:
+        books.save(open_requests=0, reports_lost=0)
+        assert (before := read_stats(tmp_path)) is not None
+        assert not before.whole
+        books.save(open_requests=0, reports_lost=0, last=True)
+        assert (after := read_stats(tmp_path)) is not None
+        assert after.whole
+
+
 def test_a_line_cut_short_by_a_kill_counts_for_nothing(tmp_path: Path) -> None:
     (tmp_path / "answered.tsv").write_text("decision\td1\noutcome\tr\t0\tstarted\noutcome\tr\t0\tfin")
     assert read_books(tmp_path) == Books(decisions=frozenset({"d1"}), outcomes=frozenset({("r", 0, "started")}))
@@ -232,9 +253,12 @@ async def test_what_has_no_row_is_lost_by_name_and_other_runs_do_not_count(datab
     async with Postgres(database) as postgres:
         found = await find(postgres, books, run="run", since_wall_s=time.time() - 60.0)
         later = await find(postgres, books, run="run", since_wall_s=time.time() + 60.0)
+        await postgres.fetch("update decisions set at = at - interval '50 years'")  # a replica with a wrong clock
+        skewed = await find(postgres, books, run="run", since_wall_s=time.time() - 60.0)
     assert set(found.missing) == {"d2", "run-1 1 finished"}
     assert (found.decisions, found.outcomes, found.ended) == (1, 2, 1)
     assert (len(later.missing), later.decisions) == (5, 0)
+    assert (set(skewed.missing), skewed.decisions) == (set(found.missing), 1)
 
 
 @pytest.mark.integration

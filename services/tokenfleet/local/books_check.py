@@ -10,23 +10,28 @@ from tokenfleet.local.load_stats import ANSWERED
 
 MISSING_SHOWN = 10  # ids in the report; the rest are only counted
 
-# Rows of this run only: found by the label's time first, for the tables may hold a month.
+# A row's own time is its replica's clock, which may be wrong: then the time at which the row was recorded finds it.
 MISSING_DECISIONS = """
 select a.id from answered_decisions a
-where not exists (select from decisions d where d.id = a.id and d.at >= to_timestamp($1))
+where not exists (select from decisions d where d.id = a.id and greatest(d.at, d.recorded_at) >= to_timestamp($1))
 """
 MISSING_OUTCOMES = """
 select a.request || ' ' || a.attempt || ' ' || a.kind as id from answered_outcomes a
 where not exists (
     select from outcomes o
-    where o.request = a.request and o.attempt = a.attempt and o.kind = a.kind and o.at >= to_timestamp($1)
+    where o.request = a.request and o.attempt = a.attempt and o.kind = a.kind
+        and greatest(o.at, o.recorded_at) >= to_timestamp($1)
 )
 """
 ROWS = """
-select (select count(*) from decisions where at >= to_timestamp($1) and starts_with(request, $2)) as decisions,
-    (select count(*) from outcomes where at >= to_timestamp($1) and starts_with(request, $2)) as outcomes,
-    (select count(distinct request) from outcomes where at >= to_timestamp($1) and starts_with(request, $2)
-        and kind in ('finished', 'failed', 'cancelled', 'timed_out', 'rejected')) as ended
+with run_decisions as (
+    select from decisions where greatest(at, recorded_at) >= to_timestamp($1) and starts_with(request, $2)
+), run_outcomes as (
+    select request, kind from outcomes where greatest(at, recorded_at) >= to_timestamp($1) and starts_with(request, $2)
+)
+select (select count(*) from run_decisions) as decisions, (select count(*) from run_outcomes) as outcomes,
+    (select count(distinct request) from run_outcomes
+        where kind in ('finished', 'failed', 'cancelled', 'timed_out', 'rejected')) as ended
 """
 
 

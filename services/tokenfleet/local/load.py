@@ -69,7 +69,7 @@ class Load:
                     await self._drain()
             finally:
                 saving.cancel()
-                self._save()
+                self._save(last=True)
 
     async def _all_serve(self) -> bool:
         """Wait until the origins answer and know engines; False when the end came first."""
@@ -153,9 +153,9 @@ class Load:
             self._save()
             await asyncio.sleep(SAVE_PERIOD_S)
 
-    def _save(self) -> None:
+    def _save(self, *, last: bool = False) -> None:
         lost = sum(gateway.reports_lost for gateway in self._gateways.values())
-        self._books.save(open_requests=len(self._open), reports_lost=lost)
+        self._books.save(open_requests=len(self._open), reports_lost=lost, last=last)
 
 
 async def is_set_within(event: asyncio.Event, delay_s: float) -> bool:

@@ -4,6 +4,8 @@
 event that a site has acknowledged; `up` compares them with the rows in PostgreSQL. `load.json` has the counts.
 """
 
+import contextlib
+import logging
 from collections import Counter
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +17,8 @@ from tokenfleet.client.gateway import Answer
 from tokenfleet.local.load_stats import ANSWERED, STATS, LoadStats, read_stats
 from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2
 
+log = logging.getLogger(__name__)
+
 
 class LoadBooks:
     """Counts and the two files in `folder`; use as a context manager. Times are the caller's monotonic clock."""
@@ -23,6 +27,7 @@ class LoadBooks:
         self.stats = LoadStats()
         self._folder = folder
         self._answered_at_s: float | None = None
+        self._broken = False
         self._modes: Counter[str] = Counter()
         self._verdicts: Counter[str] = Counter()
 
@@ -36,7 +41,8 @@ class LoadBooks:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._lines.close()
+        with contextlib.suppress(OSError):  # what could not be written has been told
+            self._lines.close()
 
     def began(self, *, now_s: float) -> None:
         """The first row is due; a load that was killed and restarted goes on with its first life's begin."""
@@ -66,18 +72,31 @@ class LoadBooks:
         kind = _word(outcomes_pb2.OutcomeKind.Name(event.kind), "OUTCOME_KIND_")
         self._write("outcome", event.request, str(event.attempt), kind)
 
-    def save(self, *, open_requests: int, reports_lost: int) -> None:
-        """Write the counts, whole or not at all."""
+    def save(self, *, open_requests: int, reports_lost: int, last: bool = False) -> None:
+        """Write the counts, whole or not at all; the `last` time they say whether the books are."""
+        self.stats.whole = last and not self._broken
         self.stats.open = open_requests
         self.stats.reports_lost = reports_lost
         self.stats.modes = dict(self._modes)
         self.stats.verdicts = dict(self._verdicts)
         new = self._folder / f"{STATS}.new"
-        new.write_bytes(msgspec.json.encode(self.stats))
-        new.replace(self._folder / STATS)
+        try:
+            new.write_bytes(msgspec.json.encode(self.stats))
+            new.replace(self._folder / STATS)
+        except OSError as error:
+            self._break(error)
 
     def _write(self, *columns: str) -> None:
-        self._lines.write("\t".join(columns) + "\n")
+        try:
+            self._lines.write("\t".join(columns) + "\n")
+        except OSError as error:
+            self._break(error)
+
+    def _break(self, error: OSError) -> None:
+        """Go on without books: requests must not fail for them, and the report says that they are not whole."""
+        if not self._broken:
+            log.error("the books in %s can't be written, so what is lost stays unknown: %s", self._folder, error)
+        self._broken = True
 
 
 def _word(name: str, prefix: str) -> str:

@@ -14,7 +14,8 @@ class LoadStats(Struct, kw_only=True):
 
     `answered` counts requests that got an answer, `unanswered` those whose call failed for good, `shed` rows not sent
     because too many were open. `modes` and `verdicts` count decisions. `began_at_s` (of the
-    first life) and `first_decision_at_s` are this machine's monotonic clock.
+    first life) and `first_decision_at_s` are this machine's monotonic clock. `whole`: written at
+    the end, and all that was answered before stands in the books.
     """
 
     answered: int = 0
@@ -32,6 +33,7 @@ class LoadStats(Struct, kw_only=True):
     stale_age_max_s: float = 0.0
     longest_gap_s: float = 0.0
     open: int = 0
+    whole: bool = False
 
 
 def read_stats(folder: Path) -> LoadStats | None:

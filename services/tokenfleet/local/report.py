@@ -110,6 +110,9 @@ async def report_of(
     summary.look_at_usage()
     letters = await count_dead_letters(layout.kafka, since_wall_s=run.began_wall_s)
     stats = read_stats(run.folder) if loaded else None
+    whole = stats is not None and stats.whole
+    if loaded and not whole:
+        summary.say("the load's books are not whole (logs/load.log says why): what is lost is unknown")
     from_s, until_s = load_time(run)
     first_s = stats.first_decision_at_s if stats is not None else None
     visible = summary.metrics.histogram("tokenfleet_row_visible_seconds", [place.name for place in layout.decides])
@@ -127,7 +130,7 @@ async def report_of(
         cost_per_million_goodput_tokens=window and window.cost_per_million_goodput_tokens,
         audit_rows=found and found.decisions + found.outcomes,
         dead_letters=letters,
-        lost=len(found.missing) if found is not None and books is not None else None,
+        lost=len(found.missing) if found is not None and whole else None,
         missing=found.missing[:MISSING_SHOWN] if found is not None else (),
         admitted_by_site={site: rows.admitted_to(site) for site in fleet.sites} if rows is not None else {},
         decisions_by_site={site: rows.decided_at(site) for site in fleet.sites} if rows is not None else {},
