@@ -14,6 +14,7 @@ from msgspec import Struct
 from tokenfleet.core.decision import Decision, Request
 from tokenfleet.core.errors import BadRequestError
 from tokenfleet.core.records import OutcomeEvent, OutcomeKind
+from tokenfleet.core.site import pool_name
 from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2
 
 NAME_MAX_BYTES: Final = 256  # after NFC, in UTF-8
@@ -85,7 +86,7 @@ def outcome_from_wire(message: outcomes_pb2.OutcomeEvent, *, site: str, received
         origin=_text("origin", message.origin) or site,
         site=ran_at,
         instance=instance,
-        pool=f"{model}@{ran_at}" if instance else "",
+        pool=pool_name(model, ran_at) if instance else "",
         at_wall_s=message.at_wall_s if 0 < message.at_wall_s <= WALL_MAX_S else received_wall_s,
         elapsed_s=_not_negative("elapsed_s", message.elapsed_s),
         attempt_s=_not_negative("attempt_s", message.attempt_s),

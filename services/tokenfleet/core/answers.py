@@ -8,7 +8,7 @@ from tokenfleet.core.asked import Asked, Decided
 from tokenfleet.core.decision import Admission, Decision, Mode, Reason, SiteOption, Verdict
 from tokenfleet.core.fleetmind.dispatch import Dispatch
 from tokenfleet.core.records import Entry, OutcomeEvent, PlacementEvent
-from tokenfleet.core.site import Site
+from tokenfleet.core.site import Site, pool_name
 from tokenfleet.core.slomax.admit import Ruling
 from tokenfleet.core.slomax.retry import retry_after_s
 from tokenfleet.core.tokenpilot.choose import choose
@@ -231,7 +231,7 @@ def _decision(
         request_class=asked.classified.request_class,
         origin=request.origin,
         site=site_name,
-        pool=f"{request.model}@{site_name}",
+        pool=pool_name(request.model, site_name),
         prompt_tokens=request.prompt_tokens,
         sentence=sentence,
         replica=f"{site.name}/{site.replica}",

@@ -14,7 +14,7 @@ from tokenfleet.core.decision import Reason, Request
 from tokenfleet.core.errors import BadRequestError
 from tokenfleet.core.fleetmind.dispatch import Dispatch, dispatch
 from tokenfleet.core.fleetmind.residency import residency_refusal
-from tokenfleet.core.site import Site
+from tokenfleet.core.site import Site, pool_name
 from tokenfleet.core.slomax.admit import Ruling, admit, barred
 from tokenfleet.core.slomax.classify import classify
 from tokenfleet.core.slomax.quota import Charge, tenant_entry
@@ -137,7 +137,7 @@ def _peers(site: Site, asked: Asked) -> list[PeerView]:
     others = [
         site.peers.view(
             name,
-            pool=f"{request.model}@{name}",
+            pool=pool_name(request.model, name),
             block_keys=request.block_keys,
             block_tokens=request.block_tokens,
             now_s=asked.now_s,
