@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenfleet.sim.engine import EngineMachine
-from tokenfleet.sim.engine_events import (
+from tokenfleet.sim.engine.events import (
     Admitted,
     BlocksRemoved,
     BlocksStored,
@@ -22,8 +21,9 @@ from tokenfleet.sim.engine_events import (
     Preempted,
     Stepped,
 )
+from tokenfleet.sim.engine.machine import EngineMachine
+from tokenfleet.sim.engine.stretch import Stretch
 from tokenfleet.sim.profiles import Profile, profiles
-from tokenfleet.sim.stretch import Stretch
 
 FOREVER_S = 1e6
 

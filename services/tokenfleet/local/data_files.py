@@ -4,7 +4,9 @@ import lzma
 from importlib.resources import files
 from random import Random
 
-from tokenfleet.sim.traces import MOONCAKE_QUANTUM_S, TraceRow, parse_mooncake, rotated_copies
+from tokenfleet.sim.traces.mooncake import MOONCAKE_QUANTUM_S, parse_mooncake
+from tokenfleet.sim.traces.rows import TraceRow
+from tokenfleet.sim.traces.scale import rotated_copies
 
 TRACE = "conversation_trace.jsonl.xz"
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from tokenfleet.local.engine_tokens import natural_output_tokens, tokenize
-from tokenfleet.sim.engine_events import Finished
+from tokenfleet.sim.engine.events import Finished
 
 COMPLETION_TOKENS_DEFAULT = 16  # OpenAI's default of max_tokens for completions
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]

@@ -8,7 +8,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from tokenfleet.sim import engine_events as sim
+from tokenfleet.sim.engine import events as sim
 
 REPLAY_BATCHES_MAX = 10_000  # vLLM's buffer_steps
 REPLAY_BYTES_MAX = 4_000_000  # ours: two minutes of the shipped load; vLLM has no such bound, but a machine of its own

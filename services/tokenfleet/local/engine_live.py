@@ -6,8 +6,8 @@ from itertools import count
 from tokenfleet.adapters.clock import monotonic_s, wall_s
 from tokenfleet.local.engine_events import KvPublisher, Prompt, wire_event
 from tokenfleet.local.engine_metrics import EngineMetrics
-from tokenfleet.sim.engine import EngineMachine
-from tokenfleet.sim.engine_events import Admitted, Event, Finished, FirstToken, Job, Load, Stepped
+from tokenfleet.sim.engine.events import Admitted, Event, Finished, FirstToken, Job, Load, Stepped
+from tokenfleet.sim.engine.machine import EngineMachine
 from tokenfleet.sim.profiles import Profile
 
 PULSE_S = 0.05  # streams get their decoded tokens 20 times a second, not once a step: the fleet must cost little CPU

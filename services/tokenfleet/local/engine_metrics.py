@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
-from tokenfleet.sim.engine_events import FinishReason, Load
+from tokenfleet.sim.engine.events import FinishReason, Load
 from tokenfleet.sim.profiles import Profile
 
 CONTENT_TYPE = "text/plain; version=0.0.4"

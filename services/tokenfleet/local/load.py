@@ -28,7 +28,7 @@ from tokenfleet.local.load_books import LoadBooks
 from tokenfleet.local.load_config import LoadConfig
 from tokenfleet.local.load_requests import laid_rows, numbered, request_of
 from tokenfleet.local.serving import until_engines_known, until_serving
-from tokenfleet.sim.traces import TraceRow
+from tokenfleet.sim.traces.rows import TraceRow
 from tokenfleet.wire.v1 import decision_pb2
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from tokenfleet.core.blocks import block_keys, chain_seed
 from tokenfleet.local.data_files import trace_rows
 from tokenfleet.local.load_config import LoadConfig
 from tokenfleet.local.prompts import prompt_tokens
-from tokenfleet.sim.traces import TraceRow
+from tokenfleet.sim.traces.rows import TraceRow
 from tokenfleet.wire.v1 import decision_pb2
 
 OUTPUT_BUDGET_FACTOR = 2  # callers ask for more than they get

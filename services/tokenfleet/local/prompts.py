@@ -5,7 +5,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenfleet.sim.traces import TraceRow
+from tokenfleet.sim.traces.rows import TraceRow
 
 VOCABULARY = 32_000
 BLOCKS_KEPT = 4_000  # 512 tokens of 4 bytes each: 8 MB at most

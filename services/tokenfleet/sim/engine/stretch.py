@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from tokenfleet.sim.sequences import Sequence
+from tokenfleet.sim.engine.sequences import Sequence
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ are closed-form from the stretch's start, so leaping and stepping give the same 
 
 from collections import deque
 
-from tokenfleet.sim.engine_events import (
+from tokenfleet.sim.engine.events import (
     Admitted,
     Cleared,
     Event,
@@ -20,10 +20,10 @@ from tokenfleet.sim.engine_events import (
     Preempted,
     Stepped,
 )
-from tokenfleet.sim.kv_memory import KvMemory
+from tokenfleet.sim.engine.kv_memory import KvMemory
+from tokenfleet.sim.engine.sequences import DecodeBatch, Sequence
+from tokenfleet.sim.engine.stretch import Stretch
 from tokenfleet.sim.profiles import Profile
-from tokenfleet.sim.sequences import DecodeBatch, Sequence
-from tokenfleet.sim.stretch import Stretch
 
 
 class EngineMachine:

@@ -3,7 +3,7 @@
 import heapq
 from dataclasses import dataclass
 
-from tokenfleet.sim.engine_events import Job
+from tokenfleet.sim.engine.events import Job
 
 
 @dataclass(slots=True, eq=False)

@@ -1,9 +1,9 @@
 """KV memory of an engine's sequences: what each takes, reuses and gives back, told as KV events."""
 
-from tokenfleet.sim.block_cache import BlockCache
-from tokenfleet.sim.engine_events import BlocksRemoved, BlocksStored, Event
+from tokenfleet.sim.engine.block_cache import BlockCache
+from tokenfleet.sim.engine.events import BlocksRemoved, BlocksStored, Event
+from tokenfleet.sim.engine.sequences import DecodeBatch, Sequence
 from tokenfleet.sim.profiles import Profile
-from tokenfleet.sim.sequences import DecodeBatch, Sequence
 
 COMPUTED_TOKENS_MIN = 16  # of every prompt, cached or not: the model needs a query to give a first token
 
