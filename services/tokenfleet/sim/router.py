@@ -1,0 +1,64 @@
+"""Router: what decides for one simulated gateway, and all that it gets to see.
+
+The fleet (sim/fleet.py) calls it in virtual time. Nothing else reaches a router: no output length, no engine state
+but what telemetry carries, nothing of another gateway but what that one published and the link delivered.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from tokenfleet.core.accounts import Feedback
+from tokenfleet.core.decision import Request
+from tokenfleet.core.records import (
+    CapacityShard,
+    KvDelta,
+    KvSnapshot,
+    OutcomeEvent,
+    PlacementEnvelope,
+    PlacementEvent,
+)
+
+# Records that a link delivers: delayed, and as the link is set also lost, repeated or out of order.
+Record = CapacityShard | KvDelta | KvSnapshot | PlacementEnvelope | Feedback
+
+Publish = Callable[[PlacementEvent], None]  # puts an event on the topic that the other gateways follow
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """Where the request goes; neither `instance` nor `refused`: it is held until `released` names it.
+
+    `decision` names the answer in the request's outcome events. `refused` says why it goes nowhere.
+    """
+
+    request: str
+    instance: str = ""
+    decision: str = ""
+    refused: str = ""
+
+
+class Router(Protocol):
+    """One gateway's rule with its own accounts."""
+
+    def route(self, request: Request, now_s: float) -> Answer:
+        """The answer to a request that arrives now. A refused or routed one is never released later."""
+        ...
+
+    def released(self, now_s: float) -> Sequence[Answer]:
+        """Held requests that go out now. Asked after each of its own first tokens and every 50 ms while `holding`."""
+        ...
+
+    @property
+    def holding(self) -> int:
+        """Requests held."""
+        ...
+
+    def heard(self, record: Record, now_s: float) -> None:
+        """A record that a link delivers to this gateway now."""
+        ...
+
+    def settled(self, event: OutcomeEvent, now_s: float) -> OutcomeEvent:
+        """How one of its own requests goes (`first_token`, `finished`): a gateway sees these at once, in the streams
+        that pass through it. Gives the event back with what was believed at placement, for the outcomes topic."""
+        ...
