@@ -1,19 +1,22 @@
-"""Data files that ship with the local fleet: the recorded trace."""
+"""Data files of the local fleet: the recorded trace that its load replays."""
 
-import lzma
-from importlib.resources import files
 from random import Random
 
-from tokenfleet.sim.traces.mooncake import MOONCAKE_QUANTUM_S, parse_mooncake
+from tokenfleet.sim.traces.read import read_trace
 from tokenfleet.sim.traces.rows import TraceRow
-from tokenfleet.sim.traces.scale import rotated_copies
+from tokenfleet.sim.traces.scale import scaled
 
-TRACE = "conversation_trace.jsonl.xz"
+TRACE = "conversation"
 
 
 def trace_rows(*, copies: int, rng: Random, prompt_tokens_max: int) -> list[TraceRow]:
     """The conversation trace laid over itself `copies` times, without prompts longer than `prompt_tokens_max`."""
-    packed = files("tokenfleet.local").joinpath("data", TRACE).read_bytes()
-    rows = list(parse_mooncake(lzma.decompress(packed).splitlines(), source=TRACE))
-    laid = rotated_copies(rows, copies=copies, quantum_s=MOONCAKE_QUANTUM_S, rng=rng)
+    trace = read_trace(TRACE)
+    laid = scaled(
+        trace.rows,
+        copies=copies,
+        quantum_s=trace.quantum_s,
+        rng=rng,
+        shared_first_block=trace.shared_first_block,
+    )
     return [row for row in laid if row.prompt_tokens <= prompt_tokens_max]

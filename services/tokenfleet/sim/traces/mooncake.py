@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from msgspec import Struct
 
-from tokenfleet.core.errors import PolicyError
+from tokenfleet.sim.traces.lines import BadLines, Line, rows_of
 from tokenfleet.sim.traces.rows import TraceRow
 
-MOONCAKE_QUANTUM_S = 3.0  # its timestamps are multiples of about 3 s, each shared by some ten requests
+BLOCK_TOKENS = 512
 
 
 class _MooncakeLine(Struct, frozen=True):
@@ -18,22 +18,21 @@ class _MooncakeLine(Struct, frozen=True):
     hash_ids: tuple[int, ...]
 
 
-def parse_mooncake(lines: Iterable[str | bytes], *, source: str) -> Iterator[TraceRow]:
+def parse_mooncake(lines: Iterable[Line], *, source: str, bad: BadLines | None = None) -> Iterator[TraceRow]:
     """Rows of a Mooncake JSONL trace (milliseconds, 512-token blocks).
 
-    Raises PolicyError, naming source and line, for a line that isn't such a row.
+    Raises PolicyError, naming source and line, for a line that isn't such a row; with `bad` it is counted there.
     """
     decoder = msgspec.json.Decoder(_MooncakeLine)
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = decoder.decode(line)
-        except msgspec.DecodeError as error:
-            raise PolicyError(f"{source}, line {number}: {error}") from error
-        yield TraceRow(
+
+    def read(line: Line) -> TraceRow:
+        row = decoder.decode(line)
+        return TraceRow(
             at_s=row.timestamp / 1000.0,
             prompt_tokens=row.input_length,
             output_tokens=row.output_length,
             hash_ids=row.hash_ids,
+            block_tokens=BLOCK_TOKENS,
         )
+
+    return rows_of(lines, read, source=source, bad=bad)
