@@ -5,12 +5,14 @@ but what telemetry carries, nothing of another gateway but what that one publish
 """
 
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import Protocol
 
 from msgspec import Struct
 
 from tokenfleet.core.accounts import Feedback
 from tokenfleet.core.decision import Request
+from tokenfleet.core.policy import TokenPilotPolicy
 from tokenfleet.core.records import (
     CapacityShard,
     KvDelta,
@@ -19,6 +21,7 @@ from tokenfleet.core.records import (
     PlacementEnvelope,
     PlacementEvent,
 )
+from tokenfleet.sim.profiles import Profile
 
 # Records that a link delivers: delayed, and as the link is set also lost, repeated or out of order.
 Record = CapacityShard | KvDelta | KvSnapshot | PlacementEnvelope | Feedback
@@ -62,3 +65,25 @@ class Router(Protocol):
         """How one of its own requests goes (`first_token`, `finished`): a gateway sees these at once, in the streams
         that pass through it. Gives the event back with what was believed at placement, for the outcomes topic."""
         ...
+
+
+class Setup(Struct, frozen=True, kw_only=True):
+    """What a router is made from.
+
+    `instances` are the names of all engines, in order; all are of one `profile`. `gateway` names this one among
+    `gateways` alike. `rng` is the router's own chance. The rest is TokenPilot's: `weights` (None: the shipped ones),
+    the engine coefficients that it starts from as multiples of the true ones, and whether outcomes teach it better.
+    """
+
+    gateway: str
+    gateways: int = 1
+    instances: tuple[str, ...]
+    profile: Profile
+    rng: Random
+    publish: Publish
+    weights: TokenPilotPolicy | None = None
+    prior_factor: float = 1.0
+    learning: bool = False
+
+
+MakeRouter = Callable[[Setup], Router]
