@@ -16,10 +16,26 @@ class ScheduleRequest(_message.Message):
     def __init__(self, request: _Optional[_Union[_decision_pb2.Request, _Mapping]] = ..., dry_run: _Optional[bool] = ...) -> None: ...
 
 class ScheduleResponse(_message.Message):
-    __slots__ = ("decision",)
+    __slots__ = ("decision", "error")
     DECISION_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
     decision: _decision_pb2.Decision
-    def __init__(self, decision: _Optional[_Union[_decision_pb2.Decision, _Mapping]] = ...) -> None: ...
+    error: Problem
+    def __init__(self, decision: _Optional[_Union[_decision_pb2.Decision, _Mapping]] = ..., error: _Optional[_Union[Problem, _Mapping]] = ...) -> None: ...
+
+class Problem(_message.Message):
+    __slots__ = ("code", "reason", "field", "message", "retry_after_s")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    reason: str
+    field: str
+    message: str
+    retry_after_s: float
+    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., field: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
 
 class AdmitRequest(_message.Message):
     __slots__ = ("request", "dry_run")
@@ -62,6 +78,130 @@ class RouteResponse(_message.Message):
     DECISION_FIELD_NUMBER: _ClassVar[int]
     decision: _decision_pb2.Decision
     def __init__(self, decision: _Optional[_Union[_decision_pb2.Decision, _Mapping]] = ...) -> None: ...
+
+class RouteStreamRequest(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[RouteRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[RouteRequest, _Mapping]]] = ...) -> None: ...
+
+class RouteStreamResponse(_message.Message):
+    __slots__ = ("answers",)
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[RouteAnswer]
+    def __init__(self, answers: _Optional[_Iterable[_Union[RouteAnswer, _Mapping]]] = ...) -> None: ...
+
+class RouteAnswer(_message.Message):
+    __slots__ = ("decision", "error")
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    decision: _decision_pb2.Decision
+    error: Problem
+    def __init__(self, decision: _Optional[_Union[_decision_pb2.Decision, _Mapping]] = ..., error: _Optional[_Union[Problem, _Mapping]] = ...) -> None: ...
+
+class WhatIfRequest(_message.Message):
+    __slots__ = ("request", "changes")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    request: _decision_pb2.Request
+    changes: Changes
+    def __init__(self, request: _Optional[_Union[_decision_pb2.Request, _Mapping]] = ..., changes: _Optional[_Union[Changes, _Mapping]] = ...) -> None: ...
+
+class Changes(_message.Message):
+    __slots__ = ("weights", "drained", "removed", "added", "calibration")
+    class WeightsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class CalibrationEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATION_FIELD_NUMBER: _ClassVar[int]
+    weights: _containers.ScalarMap[str, float]
+    drained: _containers.RepeatedScalarFieldContainer[str]
+    removed: _containers.RepeatedScalarFieldContainer[str]
+    added: _containers.RepeatedCompositeFieldContainer[AddedInstances]
+    calibration: _containers.ScalarMap[str, float]
+    def __init__(self, weights: _Optional[_Mapping[str, float]] = ..., drained: _Optional[_Iterable[str]] = ..., removed: _Optional[_Iterable[str]] = ..., added: _Optional[_Iterable[_Union[AddedInstances, _Mapping]]] = ..., calibration: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class AddedInstances(_message.Message):
+    __slots__ = ("like", "count")
+    LIKE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    like: str
+    count: int
+    def __init__(self, like: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
+class WhatIfResponse(_message.Message):
+    __slots__ = ("present", "changed", "changes", "tables", "age_s", "policy_revision", "calibration_revision", "pool")
+    class TablesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    POLICY_REVISION_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATION_REVISION_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    present: Choice
+    changed: Choice
+    changes: _containers.RepeatedScalarFieldContainer[str]
+    tables: _containers.ScalarMap[str, str]
+    age_s: float
+    policy_revision: int
+    calibration_revision: int
+    pool: str
+    def __init__(self, present: _Optional[_Union[Choice, _Mapping]] = ..., changed: _Optional[_Union[Choice, _Mapping]] = ..., changes: _Optional[_Iterable[str]] = ..., tables: _Optional[_Mapping[str, str]] = ..., age_s: _Optional[float] = ..., policy_revision: _Optional[int] = ..., calibration_revision: _Optional[int] = ..., pool: _Optional[str] = ...) -> None: ...
+
+class Choice(_message.Message):
+    __slots__ = ("target", "reason", "detail", "sentence", "candidates", "considered", "excluded", "relaxed", "runner_up", "gap_s", "predicted_ttft_s")
+    class ExcludedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    CONSIDERED_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDED_FIELD_NUMBER: _ClassVar[int]
+    RELAXED_FIELD_NUMBER: _ClassVar[int]
+    RUNNER_UP_FIELD_NUMBER: _ClassVar[int]
+    GAP_S_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_TTFT_S_FIELD_NUMBER: _ClassVar[int]
+    target: str
+    reason: _decision_pb2.Reason
+    detail: str
+    sentence: str
+    candidates: _containers.RepeatedCompositeFieldContainer[_decision_pb2.Candidate]
+    considered: int
+    excluded: _containers.ScalarMap[str, int]
+    relaxed: _containers.RepeatedScalarFieldContainer[str]
+    runner_up: str
+    gap_s: float
+    predicted_ttft_s: float
+    def __init__(self, target: _Optional[str] = ..., reason: _Optional[_Union[_decision_pb2.Reason, str]] = ..., detail: _Optional[str] = ..., sentence: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[_decision_pb2.Candidate, _Mapping]]] = ..., considered: _Optional[int] = ..., excluded: _Optional[_Mapping[str, int]] = ..., relaxed: _Optional[_Iterable[str]] = ..., runner_up: _Optional[str] = ..., gap_s: _Optional[float] = ..., predicted_ttft_s: _Optional[float] = ...) -> None: ...
 
 class SitesRequest(_message.Message):
     __slots__ = ()

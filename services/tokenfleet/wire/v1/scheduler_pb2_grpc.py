@@ -58,7 +58,8 @@ class SchedulerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ScheduleStream(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """An answer to each request, in order. A request that can't be answered gets its error; the stream goes on.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -352,6 +353,16 @@ class TokenPilotStub:
                 request_serializer=tokenfleet_dot_wire_dot_v1_dot_scheduler__pb2.RouteRequest.SerializeToString,
                 response_deserializer=tokenfleet_dot_wire_dot_v1_dot_scheduler__pb2.RouteResponse.FromString,
                 _registered_method=True)
+        self.RouteStream = channel.stream_stream(
+                '/tokenfleet.wire.v1.TokenPilot/RouteStream',
+                request_serializer=tokenfleet_dot_wire_dot_v1_dot_scheduler__pb2.RouteStreamRequest.SerializeToString,
+                response_deserializer=tokenfleet_dot_wire_dot_v1_dot_scheduler__pb2.RouteStreamResponse.FromString,
+                _registered_method=True)
+        self.WhatIf = channel.unary_unary(
+                '/tokenfleet.wire.v1.TokenPilot/WhatIf',
+                request_serializer=tokenfleet_dot_wire_dot_v1_dot_scheduler__pb2.WhatIfRequest.SerializeToString,
+                response_deserializer=tokenfleet_dot_wire_dot_v1_dot_scheduler__pb2.WhatIfResponse.FromString,
+                _registered_method=True)
 
 
 class TokenPilotServicer:
@@ -364,6 +375,22 @@ class TokenPilotServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RouteStream(self, request_iterator, context):
+        """An answer to each message, in order, with an answer to each of its requests, in order. A request that can't be
+        answered gets its error and harms no other. Only what is no message ends the stream: bytes that can't be read, more
+        than 64 requests (INVALID_ARGUMENT), more than 2 MiB (RESOURCE_EXHAUSTED). Messages wait while answers are not read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WhatIf(self, request, context):
+        """What would be chosen now, and if some things were otherwise. Places and records nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TokenPilotServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -371,6 +398,16 @@ def add_TokenPilotServicer_to_server(servicer, server):
                     servicer.Route,
                     request_deserializer=tokenfleet_dot_wire_dot_v1_dot_scheduler__pb2.RouteRequest.FromString,
                     response_serializer=tokenfleet_dot_wire_dot_v1_dot_scheduler__pb2.RouteResponse.SerializeToString,
+            ),
+            'RouteStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.RouteStream,
+                    request_deserializer=tokenfleet_dot_wire_dot_v1_dot_scheduler__pb2.RouteStreamRequest.FromString,
+                    response_serializer=tokenfleet_dot_wire_dot_v1_dot_scheduler__pb2.RouteStreamResponse.SerializeToString,
+            ),
+            'WhatIf': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhatIf,
+                    request_deserializer=tokenfleet_dot_wire_dot_v1_dot_scheduler__pb2.WhatIfRequest.FromString,
+                    response_serializer=tokenfleet_dot_wire_dot_v1_dot_scheduler__pb2.WhatIfResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -401,6 +438,60 @@ class TokenPilot:
             '/tokenfleet.wire.v1.TokenPilot/Route',
             tokenfleet_dot_wire_dot_v1_dot_scheduler__pb2.RouteRequest.SerializeToString,
             tokenfleet_dot_wire_dot_v1_dot_scheduler__pb2.RouteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RouteStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tokenfleet.wire.v1.TokenPilot/RouteStream',
+            tokenfleet_dot_wire_dot_v1_dot_scheduler__pb2.RouteStreamRequest.SerializeToString,
+            tokenfleet_dot_wire_dot_v1_dot_scheduler__pb2.RouteStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhatIf(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tokenfleet.wire.v1.TokenPilot/WhatIf',
+            tokenfleet_dot_wire_dot_v1_dot_scheduler__pb2.WhatIfRequest.SerializeToString,
+            tokenfleet_dot_wire_dot_v1_dot_scheduler__pb2.WhatIfResponse.FromString,
             options,
             channel_credentials,
             insecure,
