@@ -18,6 +18,7 @@ import typer
 
 from tokenfleet.client.setup_commands import STATE, KafkaOption, State, endpoints, policy_app, topics_app
 from tokenfleet.core.errors import BadRequestError, NotFoundError, SetupError, TokenFleetError
+from tokenfleet.sim.commands import sim_app
 
 if TYPE_CHECKING:
     from tokenfleet.wire.v1 import decision_pb2, scheduler_pb2
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 app.add_typer(topics_app, name="topics")
 app.add_typer(policy_app, name="policy")
+app.add_typer(sim_app, name="sim")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Gateway = Annotated[str, typer.Option(help="HOST:PORT of a decision service. Default: the running fleet's.")]

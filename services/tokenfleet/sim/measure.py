@@ -49,11 +49,11 @@ class RequestFigures(Struct, frozen=True, kw_only=True):
 class Result(Struct, frozen=True, kw_only=True):
     """One run. Requests that arrive in [`warm_s`, `len_s`) are measured, all are served to their ends.
 
-    `rho` is the stand-alone prefill work of what was admitted, with the cached tokens that the engines reported, per
-    instance and second; `rho_cold` the same had nothing been cached, alike for all policies. A rejected or unfinished
-    request counts as infinitely late in every percentile of `ttft_s` and `e2e_s` and makes their mean None; `tpot_s` is
-    over those that finished with 2 tokens or more. `hit_ratio` is cached / prompt tokens, `throughput_tokens_per_s` the
-    output tokens of measured requests that finished by `len_s`, per second of the window.
+    `rho` is the offered load: the stand-alone prefill seconds of all that was admitted had nothing been cached, per
+    instance and second, so alike for all policies that refuse nothing; `rho_cached` the same less what the engines
+    found cached. A rejected or unfinished request counts as infinitely late in every percentile of `ttft_s` and `e2e_s`
+    and makes their mean None; `tpot_s` is over those that finished with 2 tokens or more. `hit_ratio` is cached tokens
+    over prompt tokens, `throughput_tokens_per_s` counts the output of all that ended within the window.
     """
 
     seed: int
@@ -67,7 +67,7 @@ class Result(Struct, frozen=True, kw_only=True):
     len_s: float
     warm_s: float
     rho: float
-    rho_cold: float
+    rho_cached: float
     measured: int
     completed: int
     unfinished: int

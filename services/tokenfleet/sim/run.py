@@ -24,7 +24,7 @@ from tokenfleet.sim.measure import (
 )
 from tokenfleet.sim.pilot import policy_of
 from tokenfleet.sim.policies import POLICIES
-from tokenfleet.sim.profiles import Profile, profiles
+from tokenfleet.sim.profiles import Profile, load_profile
 from tokenfleet.sim.router import MakeRouter
 from tokenfleet.sim.traces.fits import check_fits
 from tokenfleet.sim.traces.read import read_trace
@@ -78,6 +78,7 @@ def run(
     Raises PolicyError for an unknown trace, policy or profile, for figures out of range, and for a fleet that can't
     hold a request of the trace.
     """
+    _refuse_impossible(options)
     len_s, warm_s = window(options)
     profile, make_router = _named(options)
     rows = rows_of(options, len_s=len_s)
@@ -96,11 +97,11 @@ def run(
 
 
 def window(options: RunOptions) -> tuple[float, float]:
-    """(length, warm-up) in seconds. Raises PolicyError if the one does not leave room for the other."""
+    """(length, warm-up) in seconds. Raises PolicyError if the one leaves no room for the other."""
     usual_len_s, usual_warm_s = next((w[1:] for w in WINDOWS if options.instances <= w[0]), WINDOW_LARGE)
     len_s = usual_len_s if options.len_s is None else options.len_s
     warm_s = usual_warm_s if options.warm_s is None else options.warm_s
-    if not 0.0 <= warm_s < len_s:
+    if not 0.0 <= warm_s < len_s < math.inf:
         raise PolicyError(f"--warm {warm_s:g} s must be at least 0 and less than --len {len_s:g} s")
     return len_s, warm_s
 
@@ -118,16 +119,24 @@ def rows_of(options: RunOptions, *, len_s: float) -> list[TraceRow]:
     return [row for row in rows if row.at_s < len_s]
 
 
+def _refuse_impossible(options: RunOptions) -> None:
+    for name, value, least in (
+        ("--instances", options.instances, 1),
+        ("--gateways", options.gateways, 1),
+        ("--event-delay", options.event_delay_s, 0.0),
+    ):
+        if not least <= value < math.inf:
+            raise PolicyError(f"{name} {value:g}: it is {least} or more")
+    for name, value in (("--copies", options.copies), ("--prior-factor", options.prior_factor)):
+        if not 0.0 < value < math.inf:
+            raise PolicyError(f"{name} {value:g}: it is more than 0")
+
+
 def _named(options: RunOptions) -> tuple[Profile, MakeRouter]:
-    profile = profiles().get(options.profile)
-    if profile is None:
-        raise PolicyError(f"no profile {options.profile!r}; there is: {listed(profiles())}")
+    profile = load_profile(options.profile)
     make_router = options.make_router or POLICIES.get(options.policy)
     if make_router is None:
         raise PolicyError(f"no policy {options.policy!r}; there is: {listed(POLICIES)}")
-    for name, value in (("--instances", options.instances), ("--gateways", options.gateways)):
-        if value < 1:
-            raise PolicyError(f"{name} {value}: at least 1")
     return profile, make_router
 
 
@@ -164,9 +173,9 @@ def _result(
     measured = in_window(served, warm_s=warm_s, len_s=len_s)
     figures = [figures_of(each) for each in measured]
     completed = [each for each in measured if each.finished_s is not None]
-    in_time = [each for each in completed if late_s(each.finished_s) <= len_s]
+    ended = [each for each in served if warm_s <= late_s(each.finished_s) < len_s]
     prompt_tokens = sum(each.row.prompt_tokens for each in completed)
-    cold_s = math.fsum(prefill_s(each, profile, cached_tokens=0) for each in served)
+    cold_s = math.fsum(prefill_s(each, profile, cached_tokens=0) for each in served if each.instance >= 0)
     capacity_s = options.instances * len_s
     return Result(
         seed=options.seed,
@@ -179,8 +188,8 @@ def _result(
         profile=options.profile,
         len_s=len_s,
         warm_s=warm_s,
-        rho=math.fsum(load.prefill_s for load in loads) / capacity_s,
-        rho_cold=cold_s / capacity_s,
+        rho=cold_s / capacity_s,
+        rho_cached=math.fsum(load.prefill_s for load in loads) / capacity_s,
         measured=len(measured),
         completed=len(completed),
         unfinished=sum(each.finished_s is None and not each.refused for each in measured),
@@ -189,7 +198,7 @@ def _result(
         tpot_s=quantiles([each.tpot_s for each in figures if each.tpot_s is not None]),
         e2e_s=quantiles([late_s(each.e2e_s) for each in figures]),
         hit_ratio=sum(each.cached_tokens for each in completed) / prompt_tokens if prompt_tokens else 0.0,
-        throughput_tokens_per_s=sum(each.row.output_tokens for each in in_time) / (len_s - warm_s),
+        throughput_tokens_per_s=sum(each.row.output_tokens for each in ended) / (len_s - warm_s),
         requests_per_cpu_s=len(served) / max(spent_s, 1e-9),
         loads=loads,
     )

@@ -1,0 +1,83 @@
+"""Commands: the simulator on the command line."""
+
+from typing import Annotated
+
+import typer
+
+sim_app = typer.Typer(no_args_is_help=True, help="The fleet simulator: routing policies on recorded traces.")
+run_app = typer.Typer(no_args_is_help=True, help="Run one simulation and print what came of it.")
+sim_app.add_typer(run_app, name="run")
+
+
+@run_app.command("routing")
+def run_routing(
+    trace: Annotated[str | None, typer.Option(help="synthetic, conversation, or the path of a trace.")] = None,
+    copies: Annotated[float | None, typer.Option(help="Rotated copies of the trace laid over each other.")] = None,
+    instances: Annotated[int | None, typer.Option(help="Engines in the fleet.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Routing policy; `sim list` names them.")] = None,
+    gateways: Annotated[int | None, typer.Option(help="Gateways; each request arrives at a random one.")] = None,
+    event_delay: Annotated[
+        float | None, typer.Option(help="Seconds until the other gateways hear of a placement.")
+    ] = None,
+    profile: Annotated[str | None, typer.Option(help="Engine profile; `sim list` names them.")] = None,
+    seed: Annotated[int, typer.Option(help="Of rotation, jitter and all chance in the fleet.")] = 1,
+    length: Annotated[float | None, typer.Option("--len", help="Seconds of the trace. Default: by instances.")] = None,
+    warm: Annotated[float | None, typer.Option(help="Seconds before requests are measured.")] = None,
+    learn: Annotated[bool, typer.Option("--learn", help="TokenPilot learns its coefficients from outcomes.")] = False,
+    prior_factor: Annotated[
+        float | None, typer.Option(help="TokenPilot starts from the true coefficients × this.")
+    ] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out and count lines that can't be used.")] = False,
+    scenario: Annotated[str, typer.Option(help="Start from this scenario; other options change it.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Route one trace through a simulated fleet."""
+    from time import process_time  # of the processor, for requests_per_cpu_s alone
+
+    import msgspec
+    from rich.console import Console
+
+    from tokenfleet.sim.run import run, window
+    from tokenfleet.sim.scenarios import options_of
+    from tokenfleet.sim.words import progress_bar, result_table
+
+    given = {
+        "trace": trace,
+        "copies": copies,
+        "instances": instances,
+        "policy": policy,
+        "gateways": gateways,
+        "event_delay_s": event_delay,
+        "profile": profile,
+        "seed": seed,
+        "len_s": length,
+        "warm_s": warm,
+        "learning": learn or None,
+        "prior_factor": prior_factor,
+        "skip_bad": skip_bad or None,
+    }
+    options = options_of(scenario, {name: value for name, value in given.items() if value is not None})
+    with progress_bar(f"{options.policy}, seed {seed}", total_s=window(options)[0]) as progress:
+        result = run(options, cpu_s=process_time, progress=progress).result
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
+    else:
+        Console().print(result_table(result))
+
+
+@sim_app.command("list")
+def show_names(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """List traces, policies, profiles and scenarios."""
+    import msgspec
+
+    from tokenfleet.sim.policies import POLICIES
+    from tokenfleet.sim.profiles import profiles
+    from tokenfleet.sim.scenarios import SCENARIOS
+    from tokenfleet.sim.traces.read import SHIPPED
+
+    names = {"traces": SHIPPED, "policies": POLICIES, "profiles": profiles(), "scenarios": SCENARIOS}
+    if as_json:
+        typer.echo(msgspec.json.encode({kind: sorted(known) for kind, known in names.items()}).decode())
+        return
+    for kind, known in names.items():
+        typer.echo(f"{kind + ':':10} {', '.join(sorted(known))}")
