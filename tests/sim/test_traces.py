@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenfleet.core.errors import PolicyError
+from tokenfleet.core.trace_line import TraceLine
 from tokenfleet.sim.profiles import Profile, load_profile, profile_text, profiles
 from tokenfleet.sim.traces.azure import parse_azure
 from tokenfleet.sim.traces.bailian import parse_bailian
@@ -21,7 +22,7 @@ from tokenfleet.sim.traces.burstgpt import parse_burstgpt
 from tokenfleet.sim.traces.fits import check_fits
 from tokenfleet.sim.traces.lines import BadLines
 from tokenfleet.sim.traces.mooncake import parse_mooncake
-from tokenfleet.sim.traces.own import OwnLine, parse_own
+from tokenfleet.sim.traces.own import parse_own
 from tokenfleet.sim.traces.read import read_trace
 from tokenfleet.sim.traces.rows import TraceRow
 from tokenfleet.sim.traces.scale import scaled
@@ -403,7 +404,7 @@ def test_an_unknown_profile_is_answered_with_the_list() -> None:
 
 
 def test_own_lines_are_written_as_they_are_read() -> None:
-    line = OwnLine(at_s=1.0, prompt_tokens=3, output_tokens=2, class_="chat", keys=b"\x05" + bytes(7), block_tokens=2)
+    line = TraceLine(at_s=1.0, prompt_tokens=3, output_tokens=2, class_="chat", keys=b"\x05" + bytes(7), block_tokens=2)
     [row] = parse_own([msgspec.json.encode(line)], source="o")
     assert (row.request_class, row.hash_ids, row.block_tokens) == ("chat", (5,), 2)
     assert isinstance(load_profile("demo"), Profile)

@@ -4,38 +4,12 @@ import struct
 from collections.abc import Iterable, Iterator
 
 import msgspec
-from msgspec import Struct
 
+from tokenfleet.core.trace_line import TraceLine
 from tokenfleet.sim.traces.lines import BadLines, Line, LineError, rows_of
 from tokenfleet.sim.traces.rows import TraceRow
 
 KEY_BYTES = 8
-
-
-class OwnLine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One request that ended, and what was measured of it.
-
-    `at_s` is the arrival since the trace's start. The prompt's blocks are named by `ids`, or by `keys`: u64,
-    little-endian, packed, in base64. `ttft_s` runs from the arrival, `tpot_s` is the mean time of the tokens after the
-    first, `running` the decodes beside it when it was placed.
-    """
-
-    at_s: float
-    prompt_tokens: int
-    output_tokens: int
-    id: str = ""
-    ids: tuple[int, ...] = ()
-    keys: bytes = b""
-    block_tokens: int = 512
-    session: str = ""
-    tenant: str = ""
-    class_: str = msgspec.field(default="", name="class")
-    model: str = ""
-    instance: str = ""
-    cached_tokens: int | None = None
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    running: int | None = None
 
 
 def parse_own(lines: Iterable[Line], *, source: str, bad: BadLines | None = None) -> Iterator[TraceRow]:
@@ -43,7 +17,7 @@ def parse_own(lines: Iterable[Line], *, source: str, bad: BadLines | None = None
 
     Raises PolicyError, naming source and line, for a line that isn't such a row; with `bad` it is counted there.
     """
-    decoder = msgspec.json.Decoder(OwnLine)
+    decoder = msgspec.json.Decoder(TraceLine)
     seen: set[str] = set()
 
     def read(line: Line) -> TraceRow:
@@ -66,7 +40,7 @@ def parse_own(lines: Iterable[Line], *, source: str, bad: BadLines | None = None
     return rows_of(lines, read, source=source, bad=bad)
 
 
-def _block_ids(row: OwnLine) -> tuple[int, ...]:
+def _block_ids(row: TraceLine) -> tuple[int, ...]:
     if not row.keys:
         return row.ids
     if row.ids:
