@@ -5,6 +5,8 @@
         if answer.admitted: ...send the request to answer.decision.address, and on the way:
         fleet.report(event, answer.gateways)
 
+`route` asks for an instance of this site alone; concurrent calls share one stream (client/coalesce.py).
+
 Retries are the published gRPC service config (SERVICE_CONFIG) plus two rules: when a replica says nothing in time, each
 replica is asked by name; a site that can't take a request it was sent is named in `sites_tried` and the origin is asked
 again.
@@ -24,6 +26,7 @@ import grpc.aio
 from msgspec import Struct
 
 from tokenfleet.adapters.clock import monotonic_s
+from tokenfleet.client.coalesce import Coalescer, Targets
 from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2, outcomes_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -56,13 +59,12 @@ CHANNEL_OPTIONS: Final = (
 # Of each try. Not in the service config: grpcio 1.85 ends a call 1 to 2 s earlier than the config's `timeout` says.
 TRY_TIMEOUT_S: Final = 1.0
 SILENT_CODES: Final = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+ROUTE_TIMEOUT_S: Final = 3.0  # two silent replicas and an answer
 ATTEMPTS_MAX: Final = 3
 REPORT_PERIOD_S: Final = 0.05
 REPORT_BATCH_MAX: Final = 256
 REPORTS_WAITING_MAX: Final = 20_000  # ~ 5 MB; what doesn't fit is counted in `reports_lost`
 REPORT_RETRY_S: Final = 0.5
-
-Targets = tuple[str, ...]
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -92,11 +94,14 @@ class Gateway:
         self._channels: dict[Targets, grpc.aio.Channel] = {}
         self._waiting: dict[Targets, list[outcomes_pb2.OutcomeEvent]] = defaultdict(list)
         self._sending: dict[Targets, asyncio.Task[None]] = {}
+        self._coalescer: Coalescer | None = None
 
     async def __aenter__(self) -> "Gateway":
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if self._coalescer is not None:
+            await self._coalescer.close()
         for task in self._sending.values():
             task.cancel()
         for task in self._sending.values():
@@ -128,6 +133,18 @@ class Gateway:
                 return Answer(decision=decision, trail=tuple(trail), gateways=self.targets)
             asked.sites_tried.append(decision.site)
             asked.attempt += 1
+
+    async def route(
+        self, request: decision_pb2.Request, *, dry_run: bool = False, timeout_s: float = ROUTE_TIMEOUT_S
+    ) -> decision_pb2.Decision:
+        """The decision on an instance of this very site, for many callers at once at the price of a batch.
+
+        Raises RouteError, a grpc.aio.AioRpcError: the service's own, or DEADLINE_EXCEEDED after `timeout_s`.
+        """
+        if self._coalescer is None:
+            self._channel(self.targets)  # raises ValueError for targets that make none
+            self._coalescer = Coalescer(self._channel, self.targets)
+        return await self._coalescer.route(request, dry_run=dry_run, timeout_s=timeout_s)
 
     def report(self, event: outcomes_pb2.OutcomeEvent, gateways: Targets = ()) -> None:
         """Queues `event` for the site that admitted the request; sent within REPORT_PERIOD_S, retried until taken."""
