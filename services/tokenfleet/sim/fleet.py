@@ -146,6 +146,7 @@ class Fleet:
             block_keys=packed(_blocks(row)),
             block_tokens=row.block_tokens,
             declared_class="chat",
+            session=row.session,
         )
         self._follow(gateway.router.route(request, now_s), now_s)
         self._await_release(gateway, now_s)
@@ -207,7 +208,8 @@ class Fleet:
             self._release(self._gateways[number], now_s)
 
     def _take(self, event: Event, now_s: float) -> Served | None:
-        """Hand a request's step to its gateway; the request if it was its first token."""
+        """Hand a request's step to its gateway at once; the request if it was its first token."""
+        assert not isinstance(event, FirstToken | Finished) or event.at_s == now_s, "an engine was woken too late"
         if isinstance(event, FirstToken):
             served = self._open[event.job_id]
             served.first_token_s = event.at_s
@@ -272,7 +274,12 @@ class Fleet:
             )
             for engine in self.engines
         ]
-        self._send(shard(beats, n=self._shards, period_s=self.terms.telemetry_period_s), now_s)
+        seen = shard(beats, n=self._shards, period_s=self.terms.telemetry_period_s)
+        if self._shards == 1:  # a gateway serves when it has read its tables
+            for gateway in self._gateways:
+                gateway.router.heard(seen, now_s)
+        else:
+            self._send(seen, now_s)
         if progress is not None:
             progress(now_s)
 

@@ -35,7 +35,7 @@ class Pilot:
         policy = policy_of(
             setup.profile, weights=setup.weights, prior_factor=setup.prior_factor, learning=setup.learning
         )
-        self._site = Site(SITE, policy, replica=setup.gateway)
+        self.site = Site(SITE, policy, replica=setup.gateway)
         self._publish = setup.publish
         self._names = (f"{setup.gateway}-{number}" for number in count(1))
         self._offset = 0
@@ -45,11 +45,11 @@ class Pilot:
         return 0
 
     def route(self, request: Request, now_s: float) -> Answer:
-        decided = decide(self._site, request, ROUTE, Ids(decision=next(self._names), now_wall_s=0.0), now_s=now_s)
+        decided = decide(self.site, request, ROUTE, Ids(decision=next(self._names), now_wall_s=0.0), now_s=now_s)
         decision = decided.decision
         if decided.placement is None:
             return Answer(request=request.id, decision=decision.id, refused=decision.reason)
-        self._place(decided.placement, now_s)
+        self._place(decided.placement, now_s, session=request.session)
         return Answer(request=request.id, decision=decision.id, instance=decision.target)
 
     def released(self, now_s: float) -> Sequence[Answer]:
@@ -57,17 +57,17 @@ class Pilot:
 
     def heard(self, record: Record, now_s: float) -> None:
         self._offset += 1
-        self._site.heard(record, Heard(offset=self._offset, now_s=now_s))
+        self.site.heard(record, Heard(offset=self._offset, now_s=now_s))
 
     def settled(self, event: OutcomeEvent, now_s: float) -> OutcomeEvent:
-        event, change = self._site.settled(event, now_s=now_s)
+        event, change = self.site.settled(event, now_s=now_s)
         if change is not None:
             self._place(change, now_s)
         return event
 
-    def _place(self, event: PlacementEvent, now_s: float) -> None:
+    def _place(self, event: PlacementEvent, now_s: float, *, session: str = "") -> None:
         self._publish(event)
-        self._site.placed(event, partition=0, session="", now_s=now_s)
+        self.site.placed(event, partition=0, session=session, now_s=now_s)
 
 
 def policy_of(

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from tokenfleet.core.errors import PolicyError, listed
+from tokenfleet.core.errors import PolicyError
 from tokenfleet.core.policy import Policy, TokenPilotPolicy
 from tokenfleet.sim.fleet import Fleet, FleetTerms, Served
 from tokenfleet.sim.links import Links
@@ -23,7 +23,7 @@ from tokenfleet.sim.measure import (
     quantiles,
 )
 from tokenfleet.sim.pilot import policy_of
-from tokenfleet.sim.policies import POLICIES
+from tokenfleet.sim.policies import policy_named
 from tokenfleet.sim.profiles import Profile, load_profile
 from tokenfleet.sim.router import MakeRouter
 from tokenfleet.sim.traces.fits import check_fits
@@ -53,6 +53,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     learning: bool = False
     make_router: MakeRouter | None = None
     skip_bad: bool = False
+    drain_max_s: float = 3_600.0
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -85,7 +86,10 @@ def run(
     if not rows:
         raise PolicyError(f"trace {options.trace}: no request arrives within {len_s:.0f} s")
     profile = profile.sized(block_size=rows[0].block_tokens)
-    check_fits(rows, profile)
+    try:
+        check_fits(rows, profile)
+    except PolicyError as error:
+        raise PolicyError(f"trace {options.trace} on {options.profile}: {error}") from error
     began_s = cpu_s()
     fleet = Fleet(_terms(options, profile), make_router, seed=options.seed, lessons_policy=_lessons(options, profile))
     served = fleet.serve(rows, progress=progress)
@@ -134,10 +138,7 @@ def _refuse_impossible(options: RunOptions) -> None:
 
 def _named(options: RunOptions) -> tuple[Profile, MakeRouter]:
     profile = load_profile(options.profile)
-    make_router = options.make_router or POLICIES.get(options.policy)
-    if make_router is None:
-        raise PolicyError(f"no policy {options.policy!r}; there is: {listed(POLICIES)}")
-    return profile, make_router
+    return profile, options.make_router or policy_named(options.policy)
 
 
 def _terms(options: RunOptions, profile: Profile) -> FleetTerms:
@@ -151,6 +152,7 @@ def _terms(options: RunOptions, profile: Profile) -> FleetTerms:
         weights=options.weights,
         prior_factor=options.prior_factor,
         learning=options.learning,
+        drain_max_s=options.drain_max_s,
     )
 
 
