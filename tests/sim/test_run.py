@@ -14,13 +14,13 @@ from tests.sim.worlds import TINY, Holder, Recorder, row
 from tokenfleet.core.decision import Request
 from tokenfleet.core.errors import PolicyError
 from tokenfleet.sim.commands import sim_app
-from tokenfleet.sim.fleet import Served
 from tokenfleet.sim.measure import loads_of, prefill_s, quantiles
 from tokenfleet.sim.pilot import model_of
 from tokenfleet.sim.profiles import profiles
 from tokenfleet.sim.router import Answer
 from tokenfleet.sim.run import Run, RunOptions, run, window
 from tokenfleet.sim.scenarios import SCENARIOS, options_of
+from tokenfleet.sim.served import Served
 
 
 def trace_file(folder: Path, rows: Sequence[dict[str, Any]] | None = None) -> str:

@@ -7,10 +7,11 @@ import msgspec
 
 from tokenfleet.core.decision import Request
 from tokenfleet.core.records import OutcomeEvent
-from tokenfleet.sim.fleet import Fleet, FleetTerms, Served
+from tokenfleet.sim.fleet import Fleet, FleetTerms
 from tokenfleet.sim.links import Links, LinkTerms
 from tokenfleet.sim.profiles import Profile
 from tokenfleet.sim.router import Answer, MakeRouter, Record, Setup
+from tokenfleet.sim.served import Served
 from tokenfleet.sim.traces.rows import TraceRow
 
 TINY = Profile(

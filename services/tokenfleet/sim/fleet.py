@@ -14,27 +14,25 @@ from typing import Literal
 from msgspec import Struct
 
 from tokenfleet.core.accounts import Feedback
-from tokenfleet.core.decision import Request
 from tokenfleet.core.goodput.lessons import Lessons
 from tokenfleet.core.policy import Policy, TokenPilotPolicy
 from tokenfleet.core.records import (
     CapacityShard,
     KvDelta,
     KvSnapshot,
-    OutcomeEvent,
     PlacementEnvelope,
     PlacementEvent,
 )
 from tokenfleet.sim.agenda import Agenda, Rank
-from tokenfleet.sim.engine.events import Admitted, Event, Finished, FirstToken, Job
+from tokenfleet.sim.engine.events import Admitted, Event, Finished, FirstToken
 from tokenfleet.sim.engine.machine import EngineMachine
 from tokenfleet.sim.links import Link, Links, LinkTerms
 from tokenfleet.sim.profiles import Profile
 from tokenfleet.sim.router import Answer, MakeRouter, Record, Router, Setup
-from tokenfleet.sim.telemetry import MODEL, SITE, TENANT, KvBook, heartbeat, packed, shard
+from tokenfleet.sim.served import Served
+from tokenfleet.sim.telemetry import SITE, KvBook, heartbeat, shard
 from tokenfleet.sim.traces.rows import TraceRow
 
-POOL = f"{MODEL}@{SITE}"
 RELEASE_PERIOD_S = 0.05  # how often a gateway that holds requests is asked for them
 FEEDBACK_PERIOD_S = 1.0
 
@@ -55,22 +53,6 @@ class FleetTerms(Struct, frozen=True, kw_only=True):
     prior_factor: float = 1.0
     learning: bool = False
     drain_max_s: float = 3_600.0
-
-
-@dataclass(slots=True)
-class Served:
-    """One request of the trace and what became of it; times in seconds since the run's start, None: never."""
-
-    id: str
-    row: TraceRow
-    gateway: int = -1
-    instance: int = -1
-    decision: str = ""
-    refused: str = ""
-    dispatched_s: float | None = None
-    first_token_s: float | None = None
-    finished_s: float | None = None
-    cached_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -136,19 +118,7 @@ class Fleet:
         self._open[served.id] = served
         served.gateway = self._arrivals_rng.randrange(len(self._gateways))
         gateway = self._gateways[served.gateway]
-        row = served.row
-        request = Request(
-            id=served.id,
-            model=MODEL,
-            tenant=TENANT,
-            origin=SITE,
-            prompt_tokens=row.prompt_tokens,
-            block_keys=packed(_blocks(row)),
-            block_tokens=row.block_tokens,
-            declared_class="chat",
-            session=row.session,
-        )
-        self._follow(gateway.router.route(request, now_s), now_s)
+        self._follow(gateway.router.route(served.request(), now_s), now_s)
         self._await_release(gateway, now_s)
 
     def _follow(self, answer: Answer, now_s: float) -> None:
@@ -163,7 +133,7 @@ class Fleet:
             served.decision, served.dispatched_s = answer.decision, now_s
             engine = self.engines[served.instance]
             self._advance(engine, now_s)
-            engine.machine.submit(_job(served), now_s)
+            engine.machine.submit(served.job(), now_s)
             self._await(engine)
 
     def _await_release(self, gateway: _Gateway, now_s: float) -> None:
@@ -224,34 +194,8 @@ class Fleet:
         return None
 
     def _settle(self, served: Served, kind: Literal["first_token", "finished"], now_s: float) -> None:
-        row, gateway = served.row, self._gateways[served.gateway]
-        assert served.dispatched_s is not None, "an engine tells of a request that it was never given"
-        assert served.first_token_s is not None, "a request ends without a first token"
-        finished, decoded = kind == "finished", row.output_tokens - 1
-        event = OutcomeEvent(
-            request=served.id,
-            attempt=0,
-            kind=kind,
-            decision=served.decision,
-            tenant=TENANT,
-            request_class="chat",
-            model=MODEL,
-            origin=SITE,
-            site=SITE,
-            instance=self.engines[served.instance].name,
-            pool=POOL,
-            at_wall_s=now_s,
-            elapsed_s=now_s - row.at_s,
-            attempt_s=now_s - served.dispatched_s,
-            ttft_s=served.first_token_s - row.at_s,
-            tpot_s=(now_s - served.first_token_s) / decoded if finished and decoded else None,
-            prompt_tokens=row.prompt_tokens,
-            cached_tokens=served.cached_tokens,
-            output_tokens=row.output_tokens if finished else None,
-            stop="stop" if finished else "",
-            clock=gateway.name,
-            clock_s=now_s,
-        )
+        gateway, engine = self._gateways[served.gateway], self.engines[served.instance]
+        event = served.outcome(kind, now_s, instance=engine.name, gateway=gateway.name)
         event = gateway.router.settled(event, now_s)
         if self._lessons is not None and self._lessons_policy is not None:
             self._lessons.observe((event,), self._lessons_policy)
@@ -339,19 +283,3 @@ class Fleet:
 
 def _engine(name: str, profile: Profile) -> _Engine:
     return _Engine(name=name, machine=EngineMachine(profile), book=KvBook(name, profile.block_size))
-
-
-def _blocks(row: TraceRow) -> tuple[int, ...]:
-    """Ids of the prompt's full blocks; a trace may name the begun one too."""
-    return row.hash_ids[: row.prompt_tokens // row.block_tokens]
-
-
-def _job(served: Served) -> Job:
-    row = served.row
-    return Job(
-        id=served.id,
-        prompt_tokens=row.prompt_tokens,
-        output_tokens=row.output_tokens,
-        max_tokens=row.output_tokens,
-        block_hashes=_blocks(row),
-    )

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from tokenfleet.core.predict.work import prefill_work_s, prior_coefficients, uncached_tokens
-from tokenfleet.sim.fleet import Served
 from tokenfleet.sim.pilot import model_of
 from tokenfleet.sim.profiles import Profile
+from tokenfleet.sim.served import Served
 
 
 class Quantiles(Struct, frozen=True, kw_only=True):

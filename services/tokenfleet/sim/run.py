@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from tokenfleet.core.errors import PolicyError
 from tokenfleet.core.policy import Policy, TokenPilotPolicy
-from tokenfleet.sim.fleet import Fleet, FleetTerms, Served
+from tokenfleet.sim.fleet import Fleet, FleetTerms
 from tokenfleet.sim.links import Links
 from tokenfleet.sim.measure import (
     InstanceLoad,
@@ -26,6 +26,7 @@ from tokenfleet.sim.pilot import policy_of
 from tokenfleet.sim.policies import policy_named
 from tokenfleet.sim.profiles import Profile, load_profile
 from tokenfleet.sim.router import MakeRouter
+from tokenfleet.sim.served import Served
 from tokenfleet.sim.traces.fits import check_fits
 from tokenfleet.sim.traces.read import read_trace
 from tokenfleet.sim.traces.rows import TraceRow

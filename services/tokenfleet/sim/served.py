@@ -1,0 +1,95 @@
+"""Served: one request of the trace in the simulated fleet, and what each side sees of it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tokenfleet.core.decision import Request
+from tokenfleet.core.records import OutcomeEvent
+from tokenfleet.sim.engine.events import Job
+from tokenfleet.sim.telemetry import MODEL, SITE, TENANT, packed
+from tokenfleet.sim.traces.rows import TraceRow
+
+POOL = f"{MODEL}@{SITE}"
+REQUEST_CLASS = "chat"
+
+
+@dataclass(slots=True)
+class Served:
+    """A row and what became of it; times in seconds since the run's start, None: never.
+
+    `gateway` and `instance` are numbers, -1: none. `cached_tokens` are as of the engine's first admission.
+    """
+
+    id: str
+    row: TraceRow
+    gateway: int = -1
+    instance: int = -1
+    decision: str = ""
+    refused: str = ""
+    dispatched_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    cached_tokens: int = 0
+
+    def request(self) -> Request:
+        """What its gateway gets to see; no budget either, for it would tell of the output."""
+        row = self.row
+        return Request(
+            id=self.id,
+            model=MODEL,
+            tenant=TENANT,
+            origin=SITE,
+            prompt_tokens=row.prompt_tokens,
+            block_keys=packed(self._blocks()),
+            block_tokens=row.block_tokens,
+            declared_class=REQUEST_CLASS,
+            session=row.session,
+        )
+
+    def job(self) -> Job:
+        """What its engine gets."""
+        row = self.row
+        return Job(
+            id=self.id,
+            prompt_tokens=row.prompt_tokens,
+            output_tokens=row.output_tokens,
+            max_tokens=row.output_tokens,
+            block_hashes=self._blocks(),
+        )
+
+    def outcome(
+        self, kind: Literal["first_token", "finished"], now_s: float, *, instance: str, gateway: str
+    ) -> OutcomeEvent:
+        """What its gateway reports now, on its own clock; the output's length only when it has ended."""
+        assert self.dispatched_s is not None, "an engine tells of a request that it was never given"
+        assert self.first_token_s is not None, "a request ends without a first token"
+        row, finished = self.row, kind == "finished"
+        decoded = row.output_tokens - 1
+        return OutcomeEvent(
+            request=self.id,
+            attempt=0,
+            kind=kind,
+            decision=self.decision,
+            tenant=TENANT,
+            request_class=REQUEST_CLASS,
+            model=MODEL,
+            origin=SITE,
+            site=SITE,
+            instance=instance,
+            pool=POOL,
+            at_wall_s=now_s,
+            elapsed_s=now_s - row.at_s,
+            attempt_s=now_s - self.dispatched_s,
+            ttft_s=self.first_token_s - row.at_s,
+            tpot_s=(now_s - self.first_token_s) / decoded if finished and decoded else None,
+            prompt_tokens=row.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            output_tokens=row.output_tokens if finished else None,
+            stop="stop" if finished else "",
+            clock=gateway,
+            clock_s=now_s,
+        )
+
+    def _blocks(self) -> tuple[int, ...]:
+        """Ids of the prompt's full blocks; a trace may name the begun one too."""
+        return self.row.hash_ids[: self.row.prompt_tokens // self.row.block_tokens]
