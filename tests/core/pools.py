@@ -8,12 +8,14 @@ import numpy as np
 from msgspec.structs import replace
 
 from tokenfleet.core.accounts import PoolCalibration
+from tokenfleet.core.columns import columns_of
 from tokenfleet.core.decision import Request
 from tokenfleet.core.policy import Policy, TokenPilotPolicy, parse_policy
+from tokenfleet.core.pool import PoolView
 from tokenfleet.core.predict.work import prior_coefficients
 from tokenfleet.core.tokenpilot.choose import choose
 from tokenfleet.core.tokenpilot.routing import Routing
-from tokenfleet.core.view import InstanceView, PoolView
+from tokenfleet.core.view import InstanceView
 
 SHIPPED = parse_policy((files("tokenfleet.core") / "default_policy.toml").read_text(), source="default")
 MODELS = {  # what these tests measure against: the large one is Llama-3.1-70B on TP8 H100 (L70 in sim/profiles.toml)
@@ -57,7 +59,7 @@ def pool(*instances: InstanceView, **calibration: Any) -> PoolView:
         site="b",
         pool="large-chat@b",
         model="large-chat",
-        instances=instances,
+        columns=columns_of(instances),
         calibration=PoolCalibration(pool="large-chat@b", model="large-chat", **(known | calibration)),
         budget_tokens=model.budget_tokens,
         seats_max=model.seats_max,

@@ -246,7 +246,7 @@ def test_health_and_telemetry_never_zero_the_ledger() -> None:
         view.heard(seen(n, now_s=100.0 + n, running=50.0), 100.0 + n)
     view.heard(seen(21, now_s=121.0, running=None, scrape_failed_for_s=1.0, refused=True), 121.0)
     view.heard(seen(22, now_s=122.0, running=50.0), 122.0)
-    found = view.load(seen(22, now_s=122.0, running=50.0), 122.0)
+    found = view.standing(seen(22, now_s=122.0, running=50.0)).at(122.0)
     assert (found.queued, found.foreign, len(known)) == (50, 0, 50)
 
 
@@ -255,7 +255,7 @@ def test_more_at_the_engine_than_was_placed_is_foreign_at_the_mean_work() -> Non
     view = corrections(known)
     heard = seen(1, now_s=100.0, running=3.0, waiting=2.0)
     view.heard(heard, 100.0)
-    found = view.load(heard, 100.0)
+    found = view.standing(heard).at(100.0)
     assert (found.foreign, found.queued, found.decoding) == (4, 3, 2)
     assert found.backlog_s == pytest.approx(0.8)
     assert found.kv_held_tokens == pytest.approx(10_000)
@@ -267,7 +267,7 @@ def test_what_was_placed_since_the_scrape_left_comes_on_top() -> None:
     view = corrections(known)
     heard = seen(1, now_s=100.1, running=3.0)
     view.heard(heard, 100.1)
-    assert view.load(heard, 100.1).foreign == 3
+    assert view.standing(heard).at(100.1).foreign == 3
 
 
 def test_a_request_that_ended_since_the_scrape_is_not_foreign() -> None:
@@ -276,7 +276,7 @@ def test_a_request_that_ended_since_the_scrape_is_not_foreign() -> None:
     view = corrections(known)
     heard = seen(1, now_s=100.1, running=2.0)
     view.heard(heard, 100.1)
-    assert view.load(heard, 100.1).foreign == 0
+    assert view.standing(heard).at(100.1).foreign == 0
 
 
 def test_fewer_at_the_engine_counts_only_after_three_heartbeats_and_takes_the_oldest() -> None:
@@ -286,10 +286,10 @@ def test_fewer_at_the_engine_counts_only_after_three_heartbeats_and_takes_the_ol
     for n in (1, 2):
         view.heard(seen(n, now_s=100.0 + n, running=1.0), 100.0 + n)
         view.heard(seen(n, now_s=100.0 + n, running=1.0), 100.1 + n)  # one heartbeat, in many shard messages
-        assert view.load(seen(n, now_s=100.0 + n), 100.0 + n).kv_held_tokens == 10_500
+        assert view.standing(seen(n, now_s=100.0 + n)).at(100.0 + n).kv_held_tokens == 10_500
     heard = seen(3, now_s=103.0, running=1.0)
     view.heard(heard, 103.0)
-    assert view.load(heard, 103.0).kv_held_tokens == 500
+    assert view.standing(heard).at(103.0).kv_held_tokens == 500
     assert len(known) == 2
 
 
@@ -299,7 +299,7 @@ def test_a_new_boot_is_an_engine_count_of_zero() -> None:
     for n in (1, 2, 3):
         view.heard(seen(n, now_s=100.0 + n, boot="boot-2"), 100.0 + n)
     known.apply(placed("d3"), partition=0, now_s=103.1)
-    assert view.load(seen(3, now_s=103.2, boot="boot-2"), 103.2).queued == 1
+    assert view.standing(seen(3, now_s=103.2, boot="boot-2")).at(103.2).queued == 1
 
 
 @given(running=st.floats(), waiting=st.floats(), used=st.floats())
@@ -308,7 +308,7 @@ def test_no_gauge_can_make_a_load_negative_or_unknown(running: float, waiting: f
     view = corrections(known)
     heard = seen(1, now_s=100.0, running=running, waiting=waiting, kv_used_blocks=used)
     view.heard(heard, 100.0)
-    found = view.load(heard, 100.0)
+    found = view.standing(heard).at(100.0)
     assert all(
         math.isfinite(value) and value >= 0
         for value in (found.backlog_s, found.queued_tokens, found.context_tokens, found.kv_held_tokens, found.foreign)

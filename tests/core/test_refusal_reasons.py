@@ -13,11 +13,11 @@ from tests.core.sites import peer, pool_summary, send_to_site
 from tokenfleet.core.decision import Reason, Request
 from tokenfleet.core.errors import UnknownModelError
 from tokenfleet.core.policy import Policy, Tenant
+from tokenfleet.core.pool import PoolView
 from tokenfleet.core.records import Vector
 from tokenfleet.core.slomax.admit import Ruling, admit
 from tokenfleet.core.slomax.classify import classify
 from tokenfleet.core.slomax.quota import Charge
-from tokenfleet.core.view import PoolView
 
 FREE = Charge(tenant="acme")
 

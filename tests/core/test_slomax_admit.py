@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from tests.core.pools import POLICY, instance, pool, request
 from tokenfleet.core.decision import Request
 from tokenfleet.core.policy import Policy, Products, Tenant
+from tokenfleet.core.pool import PoolView
 from tokenfleet.core.slomax.admit import Ruling, admit
 from tokenfleet.core.slomax.classify import Classification, classify
 from tokenfleet.core.slomax.quota import Charge
-from tokenfleet.core.view import PoolView
 
 FREE = Charge(tenant="acme")
 IDLE = pool(instance("b-0"), instance("b-1"))

@@ -7,9 +7,9 @@ from tests.core.pools import POLICY, instance, pool, request
 from tokenfleet.core.decision import Request
 from tokenfleet.core.errors import BadRequestError, UnknownTenantError
 from tokenfleet.core.policy import Policy, RequestClass, Tenant
+from tokenfleet.core.pool import PoolView
 from tokenfleet.core.slomax.budget import bounded_tokens
 from tokenfleet.core.slomax.classify import Classification, classify, long_from_tokens
-from tokenfleet.core.view import PoolView
 
 VIEW = pool(instance("b-0"))
 

@@ -8,10 +8,10 @@ from msgspec import msgpack
 from msgspec.structs import replace
 
 from tests.core.pools import POLICY, instance, pool
+from tokenfleet.core.pool import PoolView
 from tokenfleet.core.predict.rate import prefill_tokens_per_s
 from tokenfleet.core.records import PoolSummary, SiteSummary
 from tokenfleet.core.summary import SUMMARY_BYTES_MAX, WAITS_MAX, summarise, thinned
-from tokenfleet.core.view import PoolView
 
 
 def told(*pools: PoolView, **facts: Any) -> SiteSummary:

@@ -12,7 +12,6 @@ from tokenfleet.core.site import Site, pool_name
 from tokenfleet.core.slomax.admit import Ruling
 from tokenfleet.core.slomax.retry import retry_after_s
 from tokenfleet.core.tokenpilot.choose import choose
-from tokenfleet.core.tokenpilot.known import known
 from tokenfleet.core.tokenpilot.routing import Routing
 
 
@@ -53,7 +52,7 @@ def ruled_out(site: Site, asked: Asked, ruling: Ruling, sent: Dispatch | None) -
         admission=ruling.admission,
         detail=ruling.detail,
         sentence=f"{ruling.verdict} ({ruling.reason}): {ruling.detail}",
-        considered=len(asked.pool.instances),
+        considered=len(asked.pool),
         mode=_mode(site, asked.pool.age_s),
         age_s=asked.pool.age_s,
     )
@@ -81,7 +80,7 @@ def refused_for(
         admission=replace(_evidence(asked), retry_after_s=retry_after_s),
         detail=detail,
         sentence=f"reject ({reason}): {detail}",
-        considered=len(asked.pool.instances),
+        considered=len(asked.pool),
         mode=_mode(site, age_s) if dispatch else "fresh",
         age_s=age_s,
     )
@@ -114,7 +113,7 @@ def stays(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | None
         sites=sent.options if sent else (),
         admission=ruling.admission if ruling else _evidence(asked),
         sentence=sentence,
-        considered=len(asked.pool.instances),
+        considered=len(asked.pool),
         mode=_mode(site, asked.pool.age_s),
         age_s=asked.pool.age_s,
     )
@@ -138,7 +137,7 @@ def routed(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | Non
     )
     admission = ruling.admission if ruling else _evidence(asked)
     if routing.reason == "all_busy":
-        least_s = min((wait_s for i in asked.pool.instances if (wait_s := known(i.backlog_s)) is not None), default=0.0)
+        least_s = asked.pool.columns.least_backlog_s
         admission = replace(admission, retry_after_s=retry_after_s(least_s, site.policy, asked.rng))
     head = f"{sent.sentence}; " if sent and len(sent.options) > 1 else ""
     decision = _decision(

@@ -6,10 +6,10 @@ from typing import Final
 from msgspec import Struct
 
 from tokenfleet.core.decision import Decision, Request
+from tokenfleet.core.pool import PoolView
 from tokenfleet.core.records import OutcomeEvent, PlacementEvent
 from tokenfleet.core.slomax.classify import Classification
 from tokenfleet.core.slomax.quota import Charge
-from tokenfleet.core.view import PoolView
 
 
 class Steps(Struct, frozen=True, kw_only=True):

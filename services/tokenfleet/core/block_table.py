@@ -49,6 +49,11 @@ class BlockTable:
         """Different keys held, those not yet swept included."""
         return len(self._holders)
 
+    @property
+    def slots_opened(self) -> int:
+        """All slots lie below it."""
+        return len(self._bits)
+
     def open(self) -> int:
         """A slot that holds nothing."""
         if self._free:

@@ -28,6 +28,18 @@ class InstanceRow(Struct, frozen=True, kw_only=True):
     age_when_sent_s: float | None
     agent_silent_when_sent_s: float | None
 
+    @property
+    def born_s(self) -> float | None:
+        """When the values were taken, on this process's clock; None when unknown."""
+        age_s = sum_of_ages(self.age_when_sent_s)
+        return None if age_s is None else self.heard_at_s - age_s
+
+    @property
+    def silent_since_s(self) -> float | None:
+        """When the row's agent was last heard, on this process's clock; None when unknown."""
+        silent_s = sum_of_ages(self.agent_silent_when_sent_s)
+        return None if silent_s is None else self.heard_at_s - silent_s
+
     def age_s(self, now_s: float) -> float | None:
         """Age of the values, None when unknown."""
         return sum_of_ages(self.age_when_sent_s, max(0.0, now_s - self.heard_at_s))
@@ -67,6 +79,7 @@ class CapacityTable:
         self._disputed: set[str] = set()  # instances that several shards list
         self._names: list[str] = []
         self._members_changed = False
+        self.members = 0  # grows when instances come or go
         self._sorted: tuple[InstanceRow, ...] | None = ()
 
     def apply(self, shard: CapacityShard, *, offset: int, now_s: float, live: bool) -> Applied:
@@ -136,6 +149,8 @@ class CapacityTable:
             else:
                 self._rows.pop(name, None)
             (self._disputed.add if len(claims) > 1 else self._disputed.discard)(name)
+        if before.keys() != rows.keys():
+            self.members += 1
         return tuple(sorted(rows.keys() & self._disputed))
 
     def _claims(self, instance: str) -> Iterator[InstanceRow]:
@@ -155,7 +170,7 @@ def liveness(row: InstanceRow, now_s: float, policy: LivenessPolicy) -> Liveness
     agent_lives = silent_s is not None and silent_s <= policy.agent_silent_max_s
     if beat.refused:
         return Liveness(availability="out", reason="connection refused")
-    if agent_lives and beat.scrape_failed_for_s > policy.scrape_failed_max_s:
+    if agent_lives and is_failing(beat, policy):
         return Liveness(availability="out", reason=f"no answer for {beat.scrape_failed_for_s:.0f} s")
     age_s = row.age_s(now_s)
     doubt = ""
@@ -166,6 +181,11 @@ def liveness(row: InstanceRow, now_s: float, policy: LivenessPolicy) -> Liveness
     elif age_s > policy.agent_silent_max_s:
         doubt = f"values {age_s:.0f} s old"
     return Liveness(availability=AVAILABILITY[beat.state], suspect=bool(doubt), reason=doubt)
+
+
+def is_failing(beat: Heartbeat, policy: LivenessPolicy) -> bool:
+    """Whether its agent, if it lives, takes the instance for dead."""
+    return beat.scrape_failed_for_s > policy.scrape_failed_max_s
 
 
 AVAILABILITY: Mapping[EngineState, Availability] = {

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from tokenfleet.core.capacity import InstanceRow
 from tokenfleet.core.ledger import Ledger
-from tokenfleet.core.load import Load
+from tokenfleet.core.load import MeanWork, Standing
 from tokenfleet.core.policy import LedgerPolicy
 from tokenfleet.core.records import Order
 
@@ -23,6 +23,7 @@ class Corrections:
         self._ledger = ledger
         self.policy = policy
         self._judged: dict[str, Correction] = {}
+        self.changed: set[str] = set()  # instances judged anew; the reader empties it
 
     def heard(self, row: InstanceRow, now_s: float) -> None:
         """Judge the heartbeat in `row`; one judged already, or with counts or age unknown, changes nothing.
@@ -43,28 +44,35 @@ class Corrections:
         judged = Correction(order=row.order)
         if (foreign := least - len(held)) > 0:
             queued = min(foreign, waiting)
-            judged = Correction(order=row.order, foreign_queued=queued, foreign_decoding=foreign - queued)
+            judged = Correction(
+                order=row.order,
+                foreign_queued=queued,
+                foreign_decoding=foreign - queued,
+                mean=self._ledger.mean_work,
+            )
         elif (phantoms := math.ceil(len(held) - most)) > 0:
             below = before.beats_below + 1
             certain = below >= self.policy.correction_beats
             believed_after_s = held.placed_at_of_oldest(phantoms) if certain else -math.inf
             judged = Correction(order=row.order, beats_below=below, believed_after_s=believed_after_s)
         self._judged[row.beat.instance] = judged
+        self.changed.add(row.beat.instance)
 
-    def load(self, row: InstanceRow, now_s: float) -> Load:
+    def standing(self, row: InstanceRow) -> Standing:
         """The load of one instance: the ledger's, with foreign sequences at mean work and without phantoms.
 
         KV held is at least what the engine says it uses.
         """
         by = self._judged.get(row.beat.instance, NONE)
-        load = self._ledger.load(row.beat.instance, now_s, believed_after_s=by.believed_after_s)
+        standing = self._ledger.standing(row.beat.instance, believed_after_s=by.believed_after_s)
+        load = standing.load
         used, size = row.beat.kv_used_blocks, row.beat.block_size
         used_tokens = 0.0 if used is None or size is None else used * size
         foreign = by.foreign_queued + by.foreign_decoding
         if not foreign and used_tokens <= load.kv_held_tokens:
-            return load
-        mean = self._ledger.mean_work
-        return replace(
+            return standing
+        mean = by.mean
+        corrected = replace(
             load,
             backlog_s=load.backlog_s + by.foreign_queued * mean.work_s,
             queued=load.queued + round(by.foreign_queued),
@@ -74,6 +82,7 @@ class Corrections:
             kv_held_tokens=max(used_tokens, load.kv_held_tokens + foreign * mean.kv_tokens),
             foreign=foreign,
         )
+        return replace(standing, load=corrected)
 
     def forget(self, instance: str) -> None:
         """The instance is gone."""
@@ -83,12 +92,14 @@ class Corrections:
 class Correction(Struct, frozen=True, kw_only=True):
     """What one heartbeat changes: sequences that no entry explains, and the age before which entries are phantoms.
 
-    `beats_below` counts the heartbeats in a row that were below the ledger.
+    Each sequence is taken for the `mean` of what had been placed by then. `beats_below` counts the heartbeats in a row
+    that were below the ledger.
     """
 
     order: Order | None = None
     foreign_queued: float = 0.0
     foreign_decoding: float = 0.0
+    mean: MeanWork = MeanWork()
     beats_below: int = 0
     believed_after_s: float = -math.inf
 

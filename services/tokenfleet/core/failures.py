@@ -5,7 +5,7 @@ and then half-open: one request a second until one succeeds.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 from msgspec import Struct
@@ -38,13 +38,13 @@ class Failures:
         if known.is_failing(self.policy):
             known.hold(now_s, self.policy)
 
-    def standings(self, pool: Sequence[str], now_s: float) -> Mapping[str, Standing]:
+    def standings(self, pool: Collection[str], now_s: float) -> Mapping[str, Standing]:
         """Those of `pool` that are held back: `out`; `probe`, half-open with a request to spare; or `probed`, without.
 
         At most `out_share_max` of the pool, and one of any pool of two or more (a share of a small pool would never
         hold back anybody): those held back first. The others stay in, so a fault of the clients can't empty a pool.
         """
-        known = [(self._known[name], name) for name in pool if name in self._known]
+        known = [(evidence, name) for name, evidence in self._known.items() if name in pool]
         held = [(evidence.held_since_s, name) for evidence, name in known if evidence.out_until_s is not None]
         most = max(int(self.policy.out_share_max * len(pool)), 1 if len(pool) > 1 else 0)
         return {name: self._known[name].standing(now_s) for _, name in sorted(held)[:most]}

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from tokenfleet.core.live_clock import LiveClock
-from tokenfleet.core.load import Load, MeanWork
+from tokenfleet.core.load import Load, MeanWork, Standing
 from tokenfleet.core.placed import InstancePlacements, Placed
 from tokenfleet.core.records import Entry, PlacementEnvelope, PlacementEvent
 
@@ -28,6 +28,7 @@ class Ledger:
         self._instances: dict[str, InstancePlacements] = {}
         self._partitions: dict[int, _Partition] = {}
         self._mean = MeanWork()
+        self.changed: set[str] = set()  # instances whose load changed; the reader empties it
 
     def hear(self, envelope: PlacementEnvelope, *, partition: int, now_s: float) -> None:
         """Every event of an envelope read from `partition` of `placements`."""
@@ -73,8 +74,12 @@ class Ledger:
 
     def load(self, instance: str, now_s: float, *, believed_after_s: float = -math.inf) -> Load:
         """What the entries of `instance` placed after `believed_after_s` add up to."""
+        return self.standing(instance, believed_after_s=believed_after_s).at(now_s)
+
+    def standing(self, instance: str, *, believed_after_s: float = -math.inf) -> Standing:
+        """The same, with what time alone takes off it."""
         known = self._instances.get(instance)
-        return known.load(now_s, believed_after_s=believed_after_s) if known else Load()
+        return known.standing(believed_after_s=believed_after_s) if known else Standing(load=Load())
 
     def placements(self, instance: str) -> InstancePlacements:
         """The entries of one instance, to be read only."""
@@ -125,6 +130,7 @@ class Ledger:
             decision.placed_at_s = placed_at_s
             if decision.counted:
                 self._instances[decision.entry.instance].placed_at(entry.decision, placed_at_s)
+                self.changed.add(decision.entry.instance)
 
     def _settle(self, name: str, call: "_Call", now_s: float) -> None:
         """Make one decision count, or not, as all that was heard of its call demands."""
@@ -140,6 +146,8 @@ class Ledger:
             holder.first_token(name, now_s)
         elif decision.counted and not counts:
             holder.remove(name, now_s)
+        if counts or decision.counted:
+            self.changed.add(entry.instance)
         decision.counted = counts
 
     def _refresh(self, name: str, decision: "_Decision", partition: int) -> None:
@@ -156,6 +164,7 @@ class Ledger:
             holder = self._instances.get(decision.entry.instance)
             if holder and decision.counted:
                 holder.remove(name, now_s)
+                self.changed.add(decision.entry.instance)
             if holder is not None and not len(holder):
                 del self._instances[decision.entry.instance]
         call = self._calls[decision.call]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 
 class Load(Struct, frozen=True, kw_only=True):
@@ -23,6 +24,21 @@ class Load(Struct, frozen=True, kw_only=True):
     kv_held_tokens: float = 0.0
     foreign: float = 0.0
     class_running: Mapping[str, int] = {}
+
+
+class Standing(Struct, frozen=True, kw_only=True):
+    """A load with what time alone takes off it: `load.backlog_s` is the work as if the head had not begun.
+
+    The head began its `head_work_s` at `head_began_s`; without a head both are 0.
+    """
+
+    load: Load
+    head_began_s: float = 0.0
+    head_work_s: float = 0.0
+
+    def at(self, now_s: float) -> Load:
+        done_s = min(max(0.0, now_s - self.head_began_s), self.head_work_s)
+        return replace(self.load, backlog_s=max(0.0, self.load.backlog_s - done_s)) if done_s else self.load
 
 
 class MeanWork(Struct, frozen=True, kw_only=True):

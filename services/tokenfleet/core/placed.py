@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from tokenfleet.core.load import Load
+from tokenfleet.core.load import Load, Standing
 from tokenfleet.core.records import Entry
 
 
@@ -51,26 +51,12 @@ class InstancePlacements:
         self._tenants = None
         self._ended_at_s.append(now_s)
 
-    def load(self, now_s: float, *, believed_after_s: float = -math.inf) -> Load:
+    def standing(self, *, believed_after_s: float = -math.inf) -> Standing:
         """The sums of the entries placed after `believed_after_s`."""
         sums = self._sums
         if sums is None or sums.believed_after_s != believed_after_s:
             sums = self._sums = self._added_up(believed_after_s)
-        head = sums.head
-        if head is None:
-            return sums.load
-        began_at_s = max(head.placed_at_s, self._head_free_at_s)
-        done_s = min(max(0.0, now_s - began_at_s), head.entry.work_s)
-        kept = sums.load
-        return Load(
-            backlog_s=max(0.0, sums.work_s - done_s),
-            queued=kept.queued,
-            queued_tokens=kept.queued_tokens,
-            decoding=kept.decoding,
-            context_tokens=kept.context_tokens,
-            kv_held_tokens=kept.kv_held_tokens,
-            class_running=kept.class_running,
-        )
+        return sums.standing
 
     def running_by_tenant(self) -> Mapping[str, int]:
         if self._tenants is None:
@@ -118,6 +104,7 @@ class InstancePlacements:
                 queued.append(placed)
                 uncached += entry.uncached_tokens
         load = Load(
+            backlog_s=math.fsum([placed.entry.work_s for placed in queued]),
             queued=len(queued),
             queued_tokens=uncached,
             decoding=decoding,
@@ -125,12 +112,17 @@ class InstancePlacements:
             kv_held_tokens=float(held),
             class_running=classes,
         )
-        return _Sums(
-            believed_after_s=believed_after_s,
-            load=load,
-            work_s=math.fsum([placed.entry.work_s for placed in queued]),
-            head=min(queued, key=_place, default=None),
+        head = min(queued, key=_place, default=None)
+        standing = (
+            Standing(load=load)
+            if head is None
+            else Standing(
+                load=load,
+                head_began_s=max(head.placed_at_s, self._head_free_at_s),
+                head_work_s=head.entry.work_s,
+            )
         )
+        return _Sums(believed_after_s=believed_after_s, standing=standing)
 
 
 ENDS_KEPT_MAX = 4096  # ends of the last seconds of one instance
@@ -138,9 +130,7 @@ ENDS_KEPT_MAX = 4096  # ends of the last seconds of one instance
 
 class _Sums(Struct, frozen=True, kw_only=True):
     believed_after_s: float
-    load: Load
-    work_s: float
-    head: Placed | None
+    standing: Standing
 
 
 def _place(placed: Placed) -> tuple[float, str]:

@@ -6,6 +6,9 @@ instance's credit until the next complete snapshot. The index is a lower bound o
 
 from collections.abc import Iterable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tokenfleet.core.block_table import BlockTable, Census, slots
 from tokenfleet.core.kv_stream import KvStream
 from tokenfleet.core.records import KvDelta, KvDigest, KvRecord, KvState
@@ -20,20 +23,22 @@ class PrefixIndex:
         self._streams: dict[str, KvStream] = {}
         self._instances: dict[int, str] = {}  # slot → instance, of those that get credit
         self._credited = 0
+        self.changed: set[str] = set()  # instances whose slot or state changed; the reader empties it
 
     def apply(self, record: KvRecord) -> None:
         """A change or a part of a snapshot of one instance. Old, repeated and foreign lives' records change nothing."""
         stream = self._streams.get(record.instance)
         if stream is None:
             stream = self._streams[record.instance] = KvStream(self._table)
-        self._debit(stream)
+        before = self._debit(stream)
         if isinstance(record, KvDelta):
             stream.delta(record)
             keys = len(record.stored) // 8
         else:
             stream.snapshot(record)
             keys = len(record.keys) // 8
-        self._credit(record.instance, stream)
+        if self._credit(record.instance, stream) != before:
+            self.changed.add(record.instance)
         self._table.sweep(min(SWEPT_AT_LEAST + SWEPT_PER_KEY * keys, SWEPT_AT_MOST))
 
     def verify(self, instance: str, digest: KvDigest, *, boot: str, now_s: float) -> KvState:
@@ -45,6 +50,7 @@ class PrefixIndex:
         if stream.state != before:
             self._debit(stream)
             self._credit(instance, stream)
+            self.changed.add(instance)
         return stream.state
 
     def hits(self, keys: bytes) -> dict[str, int]:
@@ -54,6 +60,23 @@ class PrefixIndex:
             for slot in slots(bitset):
                 found[self._instances[slot]] = blocks
         return found
+
+    def depths(self, keys: bytes) -> NDArray[np.float64]:
+        """Blocks of `keys` held from the first on without a break, by slot; the last is 0: no credit."""
+        depths = np.zeros(self._table.slots_opened + 1)
+        for blocks, bitset in self._table.runs(keys, self._credited):
+            if bitset.bit_count() <= FEW_SLOTS:
+                for slot in slots(bitset):
+                    depths[slot] = blocks
+            else:
+                packed = np.frombuffer(bitset.to_bytes(bitset.bit_length() // 8 + 1, "little"), np.uint8)
+                depths[np.unpackbits(packed, bitorder="little").nonzero()[0]] = blocks
+        return depths
+
+    def slot(self, instance: str) -> int:
+        """The instance's place in `depths`, −1 without credit."""
+        stream = self._streams.get(instance)
+        return stream.slot if stream is not None and stream.state != "none" else -1
 
     def census(self, instances: Iterable[str]) -> Census:
         """The blocks that any of `instances` holds with credit, as of now; it may be counted in another thread."""
@@ -91,16 +114,19 @@ class PrefixIndex:
             self._debit(stream)
             stream.close()
 
-    def _debit(self, stream: KvStream) -> None:
+    def _debit(self, stream: KvStream) -> tuple[int, KvState]:
         if self._instances.pop(stream.slot, None) is not None:
             self._credited ^= 1 << stream.slot
+        return stream.slot, stream.state
 
-    def _credit(self, instance: str, stream: KvStream) -> None:
+    def _credit(self, instance: str, stream: KvStream) -> tuple[int, KvState]:
         if stream.state != "none":
             self._instances[stream.slot] = instance
             self._credited |= 1 << stream.slot
+        return stream.slot, stream.state
 
 
 SWEPT_PER_KEY = 4  # keys looked at for each key stored: a sweep ends before the table has grown by a quarter
 SWEPT_AT_LEAST = 16
 SWEPT_AT_MOST = 20_000  # about 3 ms
+FEW_SLOTS = 8  # up to so many are put one by one; unpacking a bitset costs as much

@@ -14,11 +14,12 @@ from tokenfleet.core.decision import Reason, Request
 from tokenfleet.core.errors import BadRequestError
 from tokenfleet.core.fleetmind.dispatch import Dispatch, dispatch
 from tokenfleet.core.fleetmind.residency import residency_refusal
+from tokenfleet.core.records import SiteSummary
 from tokenfleet.core.site import Site, pool_name
 from tokenfleet.core.slomax.admit import Ruling, admit, barred
 from tokenfleet.core.slomax.classify import classify
 from tokenfleet.core.slomax.quota import Charge, tenant_entry
-from tokenfleet.core.summary import summarise
+from tokenfleet.core.summary import pool_summaries
 from tokenfleet.core.view import PeerView
 
 
@@ -145,17 +146,18 @@ def _peers(site: Site, asked: Asked) -> list[PeerView]:
         for name in site.policy.sites
         if name != site.name
     ]
-    own = summarise(
-        site.name,
-        (asked.pool,) if asked.pool.instances else (),
-        site.policy,
+    price_per_hour = site.policy.site(site.name).price_per_instance_hour
+    own = SiteSummary(
+        site=site.name,
         cluster="",
         epoch=0,
         n=0,
         period_s=0.0,
+        age_s=asked.pool.age_s,
         gateways=(),
+        pools=tuple(pool_summaries(asked.pool, price_per_hour=price_per_hour)) if len(asked.pool) else (),
     )
-    hit = max((i.hit_tokens for i in asked.pool.instances), default=0)
+    hit = int(asked.pool.columns.hits.max(initial=0.0))
     return [PeerView(site=site.name, summary=own, age_s=0.0, hit_tokens=hit), *others]
 
 

@@ -5,21 +5,22 @@ in how a request went. core.schedule decides on it; the services and the stream 
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from tokenfleet.core.accounts import Feedback, PoolCalibration
-from tokenfleet.core.capacity import CapacityTable, InstanceRow, liveness
+from tokenfleet.core.capacity import CapacityTable
 from tokenfleet.core.correction import Corrections
 from tokenfleet.core.decision import Request
 from tokenfleet.core.errors import PolicyError
-from tokenfleet.core.failures import FAILED, Failures, Standing
+from tokenfleet.core.failures import FAILED, Failures
 from tokenfleet.core.fleetmind.sends import Sends
 from tokenfleet.core.ledger import Ledger
 from tokenfleet.core.peers import Peers
 from tokenfleet.core.policy import Policy, newer_policy
+from tokenfleet.core.pool import PoolView
+from tokenfleet.core.pools import Pools
 from tokenfleet.core.predict.output import OutputTable
 from tokenfleet.core.predict.work import prior_coefficients
 from tokenfleet.core.prefix import PrefixIndex
@@ -30,7 +31,6 @@ from tokenfleet.core.records import (
     Entry,
     KvDelta,
     KvSnapshot,
-    KvState,
     OutcomeEvent,
     PlacementEnvelope,
     PlacementEvent,
@@ -40,7 +40,6 @@ from tokenfleet.core.records import (
 )
 from tokenfleet.core.repeats import Repeats
 from tokenfleet.core.slomax.quota import Quotas, tenant_entry
-from tokenfleet.core.view import Availability, InstanceView, PoolView
 
 Fact = (
     CapacityShard
@@ -86,7 +85,14 @@ class Site:
         self.repeats = Repeats()
         self.calibration_revision = 0
         self._calibrations: dict[str, PoolCalibration] = {}
-        self._controls: dict[str, Control] = {}
+        self._pools = Pools(
+            capacity=self.capacity,
+            prefix=self.prefix,
+            ledger=self.ledger,
+            corrections=self.corrections,
+            failures=self.failures,
+            policy=policy.liveness,
+        )
         self._sessions: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     def heard(self, fact: Fact, how: Heard) -> None:
@@ -106,7 +112,7 @@ class Site:
             case SketchChunk():
                 self.peers.heard_sketch(fact)
             case Control():
-                self._heard_control(fact)
+                self._pools.control(fact)
             case Feedback():
                 self._heard_feedback(fact)
             case PolicyRevision():
@@ -120,19 +126,11 @@ class Site:
         terms = self.policy.model(model)
         name = pool_name(model, self.name)
         calibration = self._calibrations.get(name) or self._prior(name, model)
-        hits = self.prefix.hits(request.block_keys) if request is not None and request.block_keys else {}
-        block_tokens = request.block_tokens if request is not None else 0
-        rows = [row for row in self.capacity.rows() if row.beat.model == model]
-        standings = self.failures.standings([row.beat.instance for row in rows], now_s)
-        instances = tuple(
-            self._view(row, now_s, calibration, hits, block_tokens, standings.get(row.beat.instance, "in"))
-            for row in rows
-        )
         return PoolView(
             site=self.name,
             pool=name,
             model=model,
-            instances=instances,
+            columns=self._pools.columns(model, now_s, calibration, request),
             calibration=calibration,
             budget_tokens=terms.budget_tokens,
             seats_max=terms.seats_max,
@@ -152,6 +150,7 @@ class Site:
         self.ledger.silent_max_s = policy.ledger.silent_max_s
         self.corrections.policy = policy.ledger
         self.failures.policy = policy.liveness
+        self._pools.follow(policy.liveness)
         self.sends.kept_s = policy.fleetmind.sends_kept_s
         self.quotas.retain(frozenset(policy.tenants))
         self.peers.retain(frozenset(policy.sites))
@@ -202,6 +201,7 @@ class Site:
         return named | {"policy": self.policy_hash[:12], "calibration": str(self.calibration_revision)}
 
     def _heard_capacity(self, shard: CapacityShard, how: Heard) -> None:
+        before = {row.beat.instance: self.capacity.row(row.beat.instance) for row in shard.rows}
         applied = self.capacity.apply(shard, offset=how.offset, now_s=how.now_s, live=how.live)
         if not applied.accepted:
             return
@@ -214,14 +214,10 @@ class Site:
             if (row := self.capacity.row(heard.beat.instance)) is None:
                 continue
             self.prefix.verify(row.beat.instance, row.beat.digest, boot=row.beat.boot, now_s=how.now_s)
+            known = before[row.beat.instance]
+            anew = known is None or known.order != row.order or known.agent != row.agent
             self.corrections.heard(row, how.now_s)
-
-    def _heard_control(self, control: Control) -> None:
-        """Keeps the word, unless it takes nothing away."""
-        if control.state == "ready" and control.weight == 1.0:
-            self._controls.pop(control.instance, None)
-        else:
-            self._controls[control.instance] = control
+            self._pools.heard(row, anew=anew)
 
     def _heard_feedback(self, feedback: Feedback) -> None:
         if feedback.revision < self.calibration_revision:
@@ -239,59 +235,6 @@ class Site:
         return PoolCalibration(
             pool=name, model=model, coefficients=prior_coefficients(self.policy.model(model), factor=factor)
         )
-
-    def _view(
-        self,
-        row: InstanceRow,
-        now_s: float,
-        calibration: PoolCalibration,
-        hits: Mapping[str, int],
-        block_tokens: int,
-        standing: Standing,
-    ) -> InstanceView:
-        beat = row.beat
-        live = liveness(row, now_s, self.policy.liveness)
-        availability, reason, weight = self._controlled(beat.instance, live.availability, live.reason)
-        if standing in ("out", "probed"):
-            availability, reason = "out", "its requests failed lately"
-        load = self.corrections.load(row, now_s)
-        kv_state = self.prefix.state(beat.instance)
-        block_size = beat.block_size or 0
-        return InstanceView(
-            instance=beat.instance,
-            address=beat.address,
-            model=beat.model,
-            model_digest=beat.model_digest,
-            engine=beat.engine,
-            availability=availability,
-            availability_reason=reason,
-            suspect=live.suspect,
-            age_s=row.age_s(now_s),
-            context_max_tokens=beat.context_max_tokens,
-            backlog_s=load.backlog_s,
-            queued=load.queued,
-            queued_tokens=load.queued_tokens,
-            decoding=load.decoding,
-            context_tokens=load.context_tokens,
-            kv_held_tokens=load.kv_held_tokens,
-            kv_total_tokens=beat.kv_total_blocks * block_size if beat.kv_total_blocks and block_size else None,
-            hit_tokens=hits.get(beat.instance, 0) * block_tokens,
-            p_hit=p_hit(calibration, kv_state),
-            kv_state=kv_state,
-            foreign=load.foreign,
-            probe=standing == "probe",
-            weight=weight,
-            class_running=dict(load.class_running),
-        )
-
-    def _controlled(self, instance: str, availability: Availability, reason: str) -> tuple[Availability, str, float]:
-        """Availability under the operator's word, which can only take away."""
-        control = self._controls.get(instance)
-        if control is None:
-            return availability, reason, 1.0
-        if control.state != "ready" and availability in ("ready", "starting"):
-            return control.state, control.reason or f"by {control.by or 'an operator'}", control.weight
-        return availability, reason, control.weight
 
     def _placement_change(self, event: OutcomeEvent, entry: Entry | None, instance: str) -> PlacementEvent | None:
         if not event.decision:
@@ -325,10 +268,3 @@ class Site:
 def pool_name(model: str, site: str) -> str:
     """A pool is a model at a site."""
     return f"{model}@{site}"
-
-
-def p_hit(calibration: PoolCalibration, state: KvState) -> float:
-    """Chance that a credited block is there, by the source of the evidence."""
-    if state == "exact":
-        return calibration.p_hit
-    return calibration.p_hit_approx if state == "approx" else calibration.p_hit_dispatch

@@ -7,19 +7,22 @@ valid site with all its headroom.
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from msgspec import msgpack
 from msgspec.structs import replace
 
+from tokenfleet.core.columns import AVAILABILITIES, READY, Columns, Floats, Slots
+from tokenfleet.core.known import known
 from tokenfleet.core.policy import Policy
+from tokenfleet.core.pool import PoolView
 from tokenfleet.core.predict.rate import prefill_tokens_per_s
 from tokenfleet.core.records import PoolSummary, SiteSummary, Vector
-from tokenfleet.core.tokenpilot.known import known
-from tokenfleet.core.view import InstanceView, PoolView
 
 SUMMARY_BYTES_MAX = 8 * 1024  # the topic is read by every decide replica of every site
 WAITS_MAX = 64
 WAITS_MIN = 4  # fewer lose the shape that replay needs; then whole pools are left out instead
 GATEWAYS_MAX = 16
+STARTING, DRAINING = AVAILABILITIES.index("starting"), AVAILABILITIES.index("draining")
 
 
 def summarise(
@@ -43,9 +46,9 @@ def summarise(
     ages_s = [age_s for pool in pools if (age_s := known(pool.age_s)) is not None]
     price_per_hour = policy.site(site).price_per_instance_hour
     told = [
-        _summary(revision, pool, price_per_hour=price_per_hour, attainment=known((attainment or {}).get(pool.pool)))
+        summary
         for pool in pools
-        for revision in _by_revision(pool)
+        for summary in pool_summaries(pool, price_per_hour=price_per_hour, attainment=(attainment or {}).get(pool.pool))
     ]
     whole = SiteSummary(
         site=site,
@@ -60,6 +63,15 @@ def summarise(
     return _within_size(whole)
 
 
+def pool_summaries(pool: PoolView, *, price_per_hour: float, attainment: float | None = None) -> list[PoolSummary]:
+    """One summary a revision, in the order of the digests; one without endpoints for an empty pool."""
+    revisions = pool.columns.labels.by_digest or (("", np.array([], np.intp)),)
+    return [
+        _summary(digest, slots, pool, price_per_hour=price_per_hour, attainment=known(attainment))
+        for digest, slots in revisions
+    ]
+
+
 def thinned(waits_s: Sequence[float], most: int) -> tuple[float, ...]:
     """At most `most` of the waits, least first: the least itself and the others evenly spaced by rank."""
     if len(waits_s) <= most:
@@ -68,59 +80,54 @@ def thinned(waits_s: Sequence[float], most: int) -> tuple[float, ...]:
     return tuple(waits_s[round(i * last / (most - 1))] for i in range(most)) if most > 1 else tuple(waits_s[:1])
 
 
-def _by_revision(pool: PoolView) -> list[tuple[str, list[InstanceView]]]:
-    """Instances by model digest, in the order of the digests; one empty group for an empty pool."""
-    groups: dict[str, list[InstanceView]] = {}
-    for instance in pool.instances:
-        groups.setdefault(instance.model_digest, []).append(instance)
-    return sorted(groups.items()) or [("", [])]
-
-
 def _summary(
-    revision: tuple[str, list[InstanceView]], pool: PoolView, *, price_per_hour: float, attainment: float | None
+    digest: str, slots: Slots, pool: PoolView, *, price_per_hour: float, attainment: float | None
 ) -> PoolSummary:
-    digest, instances = revision
-    ready = [i for i in instances if i.availability == "ready"]
-    trusted = [i for i in ready if not i.suspect]
-    serving = trusted or ready  # all suspect: they are still all there is, and `ready` = 0 tells it
-    waits_s = sorted(wait_s for i in serving if (wait_s := known(i.backlog_s)) is not None)
+    columns = pool.columns
+    states = columns.availability[slots]
+    ready = slots[states == READY]
+    trusted = ready[~columns.suspect[ready]]
+    serving = trusted if len(trusted) else ready  # all suspect: they are still all there is, and `ready` = 0 tells it
+    waits_s = columns.backlog_s[serving]
     rate = prefill_tokens_per_s(pool.coefficients, budget_tokens=pool.budget_tokens)
     return PoolSummary(
         pool=pool.pool,
         model=pool.model,
         model_digest=digest,
-        engine=serving[0].engine if serving else "vllm",
-        context_max_tokens=max((i.context_max_tokens for i in serving), default=0),
-        endpoints=len(instances),
+        engine=columns.labels.engines[int(serving[0])] if len(serving) else "vllm",
+        context_max_tokens=int(np.fmax.reduce(columns.context_max[serving], initial=0.0)),
+        endpoints=len(slots),
         ready=len(trusted),
-        warming=sum(i.availability == "starting" for i in instances),
-        draining=sum(i.availability == "draining" for i in instances),
+        warming=int(np.count_nonzero(states == STARTING)),
+        draining=int(np.count_nonzero(states == DRAINING)),
         suspect=len(ready) - len(trusted),
-        prefill=Vector(capacity=rate * len(serving), used=0.0, queued=float(sum(i.queued_tokens for i in serving))),
-        kv=_kv(serving),
+        prefill=Vector(capacity=rate * len(serving), used=0.0, queued=float(columns.queued_tokens[serving].sum())),
+        kv=_kv(columns, serving),
         seats=Vector(
             capacity=float(pool.seats_max * len(serving)),
-            used=sum(i.decoding + (known(i.foreign) or 0.0) for i in serving),
-            queued=float(sum(i.queued for i in serving)),
+            used=float((columns.open - columns.queued)[serving].sum()),
+            queued=float(columns.queued[serving].sum()),
         ),
-        waits_s=thinned(waits_s, WAITS_MAX),
-        decoding=_mean([float(i.decoding) for i in serving]),
-        context_tokens=_mean([tokens for i in serving if (tokens := known(i.context_tokens)) is not None]),
+        waits_s=thinned(np.sort(waits_s[~np.isnan(waits_s)]).tolist(), WAITS_MAX),
+        decoding=_mean(columns.decoding[serving]),
+        context_tokens=_mean(columns.context_tokens[serving]),
         price_per_hour=price_per_hour,
         attainment=attainment,
     )
 
 
-def _kv(serving: Sequence[InstanceView]) -> Vector:
+def _kv(columns: Columns, serving: Slots) -> Vector:
     """KV tokens; an instance of unknown size counts as the mean of the known ones. Capacity 0: none is known."""
-    known_total = [total for i in serving if (total := known(i.kv_total_tokens))]
     return Vector(
-        capacity=_mean(known_total) * len(serving), used=sum((known(i.kv_held_tokens) or 0.0) for i in serving)
+        capacity=_mean(columns.kv_total[serving]) * len(serving),
+        used=float(np.nansum(columns.kv_held[serving])),
     )
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+def _mean(values: Floats) -> float:
+    """Of the known ones, 0 without any."""
+    have = values[~np.isnan(values)]
+    return float(have.mean()) if len(have) else 0.0
 
 
 def _within_size(summary: SiteSummary) -> SiteSummary:

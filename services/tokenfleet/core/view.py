@@ -1,4 +1,4 @@
-"""Views: what a decision sees, one frozen snapshot of a pool and of the other sites.
+"""Views: what a decision sees of one instance, and of another site; core.pool has the whole pool.
 
 `core.site` assembles them from the tables; TokenPilot, SLOMax, FleetMind and the site summary read them.
 """
@@ -7,7 +7,6 @@ from typing import Literal
 
 from msgspec import Struct
 
-from tokenfleet.core.accounts import Coefficients, PoolCalibration
 from tokenfleet.core.records import KvState, SiteSummary
 
 Availability = Literal["ready", "starting", "draining", "sleeping", "quarantined", "out"]
@@ -49,27 +48,6 @@ class InstanceView(Struct, frozen=True, kw_only=True):
     probe: bool = False
     weight: float = 1.0
     class_running: dict[str, int] = {}
-
-
-class PoolView(Struct, frozen=True, kw_only=True):
-    """All instances of one model at one site, in the order of their names, and how the pool computes.
-
-    `calibration` holds the learned (or prior) engine coefficients; `budget_tokens` are the tokens of an iteration.
-    `age_s` is the age of the youngest telemetry of the site, None before any.
-    """
-
-    site: str
-    pool: str
-    model: str
-    instances: tuple[InstanceView, ...]
-    calibration: PoolCalibration
-    budget_tokens: int
-    seats_max: int
-    age_s: float | None
-
-    @property
-    def coefficients(self) -> Coefficients:
-        return self.calibration.coefficients
 
 
 class PeerView(Struct, frozen=True, kw_only=True):

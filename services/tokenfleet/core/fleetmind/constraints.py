@@ -11,7 +11,7 @@ from msgspec import Struct
 from tokenfleet.core.fleetmind.demand import Demand, pool_at, pools_of_model
 from tokenfleet.core.fleetmind.forecast import Forecast
 from tokenfleet.core.fleetmind.residency import residency_refusal
-from tokenfleet.core.tokenpilot.known import known
+from tokenfleet.core.known import known
 from tokenfleet.core.view import PeerView
 
 

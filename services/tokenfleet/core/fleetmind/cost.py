@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from tokenfleet.core.fleetmind.demand import Demand
 from tokenfleet.core.fleetmind.forecast import Forecast
+from tokenfleet.core.known import known
 from tokenfleet.core.records import PoolSummary
-from tokenfleet.core.tokenpilot.known import known
 
 GIB_BYTES = 2**30
 HOUR_S = 3600.0

@@ -22,9 +22,9 @@ from tokenfleet.core.fleetmind.forecast import Forecast, forecast
 from tokenfleet.core.fleetmind.refusal import reason_of
 from tokenfleet.core.fleetmind.residency import residency_refusal
 from tokenfleet.core.fleetmind.sends import Send, Sends
+from tokenfleet.core.known import known
 from tokenfleet.core.policy import Policy
 from tokenfleet.core.slomax.retry import retry_after_s
-from tokenfleet.core.tokenpilot.known import known
 from tokenfleet.core.view import PeerView
 
 KEY_BYTES = 8  # one packed block key

@@ -5,10 +5,10 @@ from msgspec import Struct
 from tokenfleet.core.accounts import Coefficients
 from tokenfleet.core.fleetmind.demand import Demand
 from tokenfleet.core.fleetmind.sends import Replay, Sends, site_wait_s
+from tokenfleet.core.known import known
 from tokenfleet.core.predict.rate import prefill_tokens_per_s
 from tokenfleet.core.predict.work import decode_iteration_s, prefill_work_s, prior_coefficients, uncached_tokens
 from tokenfleet.core.records import PoolSummary
-from tokenfleet.core.tokenpilot.known import known
 from tokenfleet.core.view import PeerView
 
 SPEED_MAX = 10.0  # how much faster or slower than the policy's prior a site's told rate may make it

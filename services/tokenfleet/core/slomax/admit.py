@@ -5,22 +5,22 @@ the class's concurrent requests, its backlog. Only the first two hold when the p
 not load. Failure mode: closed for rights, open for load: a wait, KV size or age that nobody knows refuses nothing.
 """
 
-from collections.abc import Sequence
 from random import Random
 
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from tokenfleet.core.columns import READY, Slots
 from tokenfleet.core.decision import Admission, Reason, Request, Verdict
 from tokenfleet.core.policy import Policy, RequestClass
+from tokenfleet.core.pool import PoolView
 from tokenfleet.core.predict.work import decode_iteration_s, prefill_work_s, uncached_tokens
 from tokenfleet.core.slomax.budget import bounded_tokens
 from tokenfleet.core.slomax.classify import Classification
 from tokenfleet.core.slomax.quota import Charge
 from tokenfleet.core.slomax.retry import retry_after_s
-from tokenfleet.core.tokenpilot.filters import count, refusal_of
-from tokenfleet.core.tokenpilot.known import known
-from tokenfleet.core.view import InstanceView, PoolView
+from tokenfleet.core.tokenpilot.filters import refusal_of
 
 DEFER_SLACK_SHARE = 0.5  # a deferred job comes back with at least half of its slack left
 
@@ -80,13 +80,15 @@ def admit(
             admission=evidence,
             detail=forbidden or "slomax is off: admitted unseen",
         )
-    usable = _usable(pool)
-    if not usable:
-        removed = count(i.availability for i in pool.instances)
+    columns, usable = pool.columns, _usable(pool)
+    if not len(usable):
+        removed = columns.availabilities()
         listed = ", ".join(f"{n} {name}" for name, n in removed.items()) or "none known"
         return _rejected(refusal_of(removed), evidence, f"no instance of {request.model} can serve: {listed}")
     need_tokens = request.prompt_tokens + max(request.max_tokens, 1)  # without a budget one token must fit
-    most_tokens = max(i.context_max_tokens or policy.model(request.model).context_max_tokens for i in usable)
+    told_tokens = columns.context_max[usable]
+    context_tokens = np.where(np.isnan(told_tokens), policy.model(request.model).context_max_tokens, told_tokens)
+    most_tokens = int(context_tokens.max())
     if need_tokens > most_tokens:
         return _rejected("context_too_long", evidence, f"{need_tokens} tokens needed, context holds {most_tokens}")
     room = _room(request, usable, pool, terms, evidence)
@@ -132,31 +134,31 @@ def _by_load(
     return _rejected("all_busy", replace(evidence, retry_after_s=retry_after_s(free_in_s, policy, rng)), problem)
 
 
-def _usable(pool: PoolView) -> Sequence[InstanceView]:
+def _usable(pool: PoolView) -> Slots:
     """Ready instances without the suspects, unless all are suspect: silence never empties a pool."""
-    ready = [i for i in pool.instances if i.availability == "ready"]
-    return [i for i in ready if not i.suspect] or ready
+    ready = pool.columns.availability == READY
+    trusted = ready & ~pool.columns.suspect
+    return (trusted if trusted.any() else ready).nonzero()[0]
 
 
-def _room(
-    request: Request, usable: Sequence[InstanceView], pool: PoolView, terms: RequestClass, evidence: Admission
-) -> Room:
-    hit = max(min(i.hit_tokens, request.prompt_tokens) for i in usable)
-    calmest = min(usable, key=lambda i: (i.decoding, known(i.context_tokens) or 0.0))
-    context_tokens = known(calmest.context_tokens) or 0.0
-    pace_s = decode_iteration_s(
-        decoding=calmest.decoding + 1, context_tokens=context_tokens, coefficients=pool.coefficients
-    )
-    waits_s = [wait_s for i in usable if (wait_s := known(i.backlog_s)) is not None]
+def _room(request: Request, usable: Slots, pool: PoolView, terms: RequestClass, evidence: Admission) -> Room:
+    columns = pool.columns
+    hit = int(min(float(columns.hits[usable].max()), request.prompt_tokens))
+    decoding, contexts = columns.decoding[usable], np.nan_to_num(columns.context_tokens[usable])
+    least = float(decoding.min())  # the calmest instance: fewest decodes, of those the least context
+    context_tokens = float(contexts[decoding == least].min())
+    pace_s = decode_iteration_s(decoding=least + 1, context_tokens=context_tokens, coefficients=pool.coefficients)
+    wait_s = float(np.fmin.reduce(columns.backlog_s[usable], initial=np.inf))
+    running = columns.classes.get(evidence.request_class)
     return Room(
         instances=len(usable),
-        running=sum(i.class_running.get(evidence.request_class, 0) for i in usable),
+        running=0 if running is None else int(running[usable].sum()),
         bound=terms.running_max_per_instance * len(usable),
-        wait_s=min(waits_s, default=0.0),  # no wait known at all vetoes nothing
+        wait_s=wait_s if wait_s < np.inf else 0.0,  # no wait known at all vetoes nothing
         work_s=prefill_work_s(
             uncached_tokens(request.prompt_tokens, hit),
             hit,
-            decoding=calmest.decoding,
+            decoding=least,
             context_tokens=context_tokens,
             coefficients=pool.coefficients,
             budget_tokens=pool.budget_tokens,

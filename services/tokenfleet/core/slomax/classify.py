@@ -5,15 +5,15 @@ Deterministic: the same request over the same tables gives the same class, and t
 
 from collections.abc import Iterable
 
+import numpy as np
 from msgspec import Struct
 
 from tokenfleet.core.decision import Request
 from tokenfleet.core.errors import NAME_SHOWN_CHARS, BadRequestError, listed
 from tokenfleet.core.policy import REQUIRED_CLASSES, Policy, Tenant
+from tokenfleet.core.pool import PoolView
 from tokenfleet.core.predict.rate import prefill_tokens_per_s
 from tokenfleet.core.predict.work import uncached_tokens
-from tokenfleet.core.tokenpilot.known import known
-from tokenfleet.core.view import PoolView
 
 
 class Classification(Struct, frozen=True, kw_only=True):
@@ -66,12 +66,12 @@ def _by_rule(request: Request, pool: PoolView, policy: Policy, *, output_q90_tok
             request_class="batch",
             rule=f"no stream, deadline {deadline_s:.0f} s ≥ {terms.batch_deadline_min_s:.0f} s",
         )
-    uncached = uncached_tokens(request.prompt_tokens, max((i.hit_tokens for i in pool.instances), default=0))
+    uncached = uncached_tokens(request.prompt_tokens, int(pool.columns.hits.max(initial=0.0)))
     long_from = long_from_tokens(pool, policy)
     if long_from is not None and uncached >= long_from:
         return Classification(request_class="long", rule=f"{uncached} uncached tokens ≥ {long_from:.0f}")
     kv_need_tokens = request.prompt_tokens + output_q90_tokens
-    kv_total_tokens = max((known(i.kv_total_tokens) or 0.0 for i in pool.instances), default=0.0)
+    kv_total_tokens = float(np.fmax.reduce(pool.columns.kv_total, initial=0.0))
     if kv_total_tokens and kv_need_tokens > terms.long_kv_share * kv_total_tokens:
         return Classification(
             request_class="long",

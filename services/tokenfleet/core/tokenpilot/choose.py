@@ -1,22 +1,18 @@
 """TokenPilot: which instance of this site serves this request."""
 
-import math
-from collections.abc import Sequence
-from heapq import nsmallest
 from random import Random
 
+import numpy as np
 import xxhash
-from msgspec.structs import replace
 
+from tokenfleet.core.columns import Columns, Flags, Floats
 from tokenfleet.core.decision import Request
 from tokenfleet.core.policy import Policy, TokenPilotPolicy
-from tokenfleet.core.records import PlacedOn
-from tokenfleet.core.tokenpilot.cost import operator_share, scale_of, spread_s, weigh
-from tokenfleet.core.tokenpilot.explain import deciding_term, refusal_sentence, sentence_of
-from tokenfleet.core.tokenpilot.filters import Weighed, ask_of, count, refusal_of, removed_by, soften, trusted
-from tokenfleet.core.tokenpilot.known import known
-from tokenfleet.core.tokenpilot.routing import How, Routing
-from tokenfleet.core.view import InstanceView, PoolView
+from tokenfleet.core.pool import PoolView
+from tokenfleet.core.tokenpilot.cost import Costs, weigh
+from tokenfleet.core.tokenpilot.evidence import Chosen, refusal, routing_of
+from tokenfleet.core.tokenpilot.filters import ask_of, hard, soften, trusted
+from tokenfleet.core.tokenpilot.routing import Routing
 
 KEY_BYTES = 8  # one block key: a little-endian u64
 
@@ -49,166 +45,98 @@ def choose(
         network_s=network_s,
         last_instance=last_instance,
     )
-    removals = [(instance, removed_by(instance, ask)) for instance in pool.instances]
-    able = [instance for instance, name in removals if not name]
-    excluded = count(name for _, name in removals if name)
-    if not able:
-        return _refusal(pool, excluded)
-
-    scale = scale_of(request, pool, policy, able, output_q50=output_q50)
-    weighed = [(instance, weigh(instance, scale)) for instance in able]
-    left, removed, relaxed = soften(weighed, ask)
-    suspect_only = not any(trusted(instance) for instance in able)
+    columns, weights = pool.columns, policy.tokenpilot
+    able, excluded = hard(columns, ask)
+    if not len(columns) or (able is not None and not able.any()):
+        return refusal(pool, excluded)
+    costs = weigh(request.prompt_tokens, pool, weights, able, output_q50=output_q50)
+    left, removed, relaxed = soften(columns, costs, able, ask)
+    sure = trusted(columns)
+    suspect_only = sure is not None and not (sure if able is None else sure & able).any()
     if suspect_only or not policy.products.tokenpilot:
-        how: How = "suspect" if suspect_only else "off"
-        target, runner_up = less_loaded_of_two(left, rng)
+        target, other = less_loaded_of_two(columns, left, rng)
+        chosen = Chosen(target, "suspect" if suspect_only else "off", other)
     else:
-        target, how = _cheapest(left, request, pool, policy.tokenpilot, rng=rng, last_instance=last_instance)
-        runner_up = min((pair for pair in left if pair is not target), key=_rank, default=None)
-    return _routing(
-        target,
-        runner_up,
-        how=how,
-        weighed=weighed,
-        kept=policy.tokenpilot.candidates_kept,
-        considered=len(pool.instances),
-        excluded=excluded | count(removed.values()),
+        last = columns.labels.slots.get(last_instance, -1) if last_instance else -1
+        chosen = _cheapest(request, columns, costs, left, weights, rng=rng, last=last)
+    return routing_of(
+        chosen,
+        columns,
+        costs,
+        able=able,
         removed=removed,
-        ttft_max_s=ask.ttft_max_s,
+        excluded=excluded,
         relaxed=relaxed,
+        weights=weights,
+        prompt_tokens=request.prompt_tokens,
+        ttft_max_s=ask.ttft_max_s,
         network_s=network_s,
         suspect_only=suspect_only,
     )
 
 
-def less_loaded_of_two(pairs: Sequence[Weighed], rng: Random) -> tuple[Weighed, Weighed | None]:
-    """Power of two choices on what the ledger counts, the one load that silence can't falsify; and the other drawn.
-
-    Two of equal load are as likely.
-    """
-    if len(pairs) == 1:
-        return pairs[0], None
-    one, other = rng.sample(pairs, 2)
-    return (one, other) if _open(one[0]) <= _open(other[0]) else (other, one)
+def less_loaded_of_two(columns: Columns, left: Flags | None, rng: Random) -> tuple[int, int]:
+    """Power of two choices on what the ledger counts, the one load that silence can't falsify: its slot, and that of
+    the other drawn, −1 without one. Two of equal load are as likely."""
+    slots: list[int] = list(range(len(columns))) if left is None else left.nonzero()[0].tolist()
+    if len(slots) == 1:
+        return slots[0], -1
+    one, other = rng.sample(slots, 2)
+    return (one, other) if columns.open[one] <= columns.open[other] else (other, one)
 
 
 def _cheapest(
-    pairs: Sequence[Weighed],
     request: Request,
-    pool: PoolView,
+    columns: Columns,
+    costs: Costs,
+    left: Flags | None,
     weights: TokenPilotPolicy,
     *,
     rng: Random,
-    last_instance: str,
-) -> tuple[Weighed, How]:
-    """The least cost; its near-ties are one group, from which the prefix's home or a draw picks."""
-    best = min(pairs, key=_rank)
-    last = next((pair for pair in pairs if pair[0].instance == last_instance), None)
-    if last is not None and last is not best and not _worth_leaving(last, best, weights):
-        return last, "session"
-    if last is best:
-        return best, "least_cost"
-    limit_s = best[1].cost_s + _tie_s(best, pool, weights)
-    near = [pair for pair in pairs if pair[1].cost_s <= limit_s]
+    last: int,
+) -> Chosen:
+    """The least cost; its near-ties are one group, from which the prefix's home or a draw picks.
+
+    `last` is the slot of the session's last instance, −1 without one.
+    """
+    cost_s = costs.cost_s if left is None else np.where(left, costs.cost_s, np.inf)
+    best = int(cost_s.argmin())
+    least_s = float(cost_s[best])
+    if last >= 0 and last != best and (left is None or left[last]):
+        staying_s = float(cost_s[last])
+        gain_min_s = max(weights.session_gain_min_s, weights.session_gain_min_share * staying_s)
+        if staying_s - least_s <= gain_min_s:  # a session gains too little by moving
+            return Chosen(last, "session")
+    if last == best:
+        return Chosen(best, "least_cost")
+    near = (cost_s <= least_s + _tie_s(best, costs, weights)).nonzero()[0]
     if len(near) == 1:
-        return best, "least_cost"
-    if len(request.block_keys) >= KEY_BYTES and not any(candidate.hit_tokens for _, candidate in near):
-        return _home(near, request.block_keys[:KEY_BYTES]), "prefix_home"
-    return rng.choices(near, weights=[operator_share(instance) for instance, _ in near])[0], "near_tie"
+        return Chosen(best, "least_cost")
+    share = columns.share[near]
+    if len(request.block_keys) >= KEY_BYTES and not costs.hit[near].any():
+        shares = _shares_of(columns.labels.hashes[near], request.block_keys[:KEY_BYTES])
+        nearest: Floats = -np.log(shares) / share
+        return Chosen(near.item(int(nearest.argmin())), "prefix_home")
+    upto = share.cumsum()
+    drawn = int(upto.searchsorted(rng.random() * float(upto[-1]), "right"))
+    return Chosen(near.item(min(drawn, len(near) - 1)), "near_tie")
 
 
-def _tie_s(best: Weighed, pool: PoolView, weights: TokenPilotPolicy) -> float:
+def _tie_s(best: int, costs: Costs, weights: TokenPilotPolicy) -> float:
     """How far above the least a cost may lie and still be called equal: a share of the prediction's own spread."""
-    instance, candidate = best
-    spread = spread_s(candidate.wait_s + candidate.work_s, instance, pool.calibration)
-    return min(max(weights.tie_min_s, weights.tie_margin_share * spread), max(weights.tie_min_s, weights.tie_max_s))
+    spread_s = float(costs.ratio[best] * (costs.wait_s[best] + costs.work_s[best]))
+    return min(max(weights.tie_min_s, weights.tie_margin_share * spread_s), max(weights.tie_min_s, weights.tie_max_s))
 
 
-def _worth_leaving(last: Weighed, best: Weighed, weights: TokenPilotPolicy) -> bool:
-    """Whether a session gains enough by moving: more than the minimum and the share of what staying costs."""
-    staying_s = last[1].cost_s
-    gain_s = staying_s - best[1].cost_s
-    return gain_s > max(weights.session_gain_min_s, weights.session_gain_min_share * staying_s)
+def _shares_of(
+    names: "np.ndarray[tuple[int], np.dtype[np.uint64]]", first_key: bytes
+) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+    """A number in (0, 1) for each instance, as good as random and fixed by the prefix and the name.
 
-
-def _home(pairs: Sequence[Weighed], first_key: bytes) -> Weighed:
-    """Weighted rendezvous: the siblings of a burst meet on one instance while distinct prefixes spread."""
-
-    def score(pair: Weighed) -> float:
-        digest = xxhash.xxh3_64_intdigest(first_key + pair[0].instance.encode())
-        return -operator_share(pair[0]) / math.log((digest + 1) / (2**64 + 2))
-
-    return max(pairs, key=score)
-
-
-def _open(instance: InstanceView) -> float:
-    return instance.queued + instance.decoding + (known(instance.foreign) or 0.0)
-
-
-def _rank(pair: Weighed) -> tuple[float, str]:
-    # The name only orders the evidence of equal costs; near-ties are drawn, never taken in this order.
-    return pair[1].cost_s, pair[0].instance
-
-
-def _refusal(pool: PoolView, excluded: dict[str, int]) -> Routing:
-    reason = refusal_of(excluded)
-    said = refusal_sentence(pool.pool, reason, len(pool.instances), excluded)
-    return Routing(reason=reason, detail=said, sentence=said, considered=len(pool.instances), excluded=excluded)
-
-
-def _routing(
-    target: Weighed,
-    runner_up: Weighed | None,
-    *,
-    how: How,
-    weighed: Sequence[Weighed],
-    kept: int,
-    considered: int,
-    excluded: dict[str, int],
-    removed: dict[str, str],
-    ttft_max_s: float | None,
-    relaxed: tuple[str, ...],
-    network_s: float,
-    suspect_only: bool,
-) -> Routing:
-    instance, chosen = target
-    second = runner_up[1] if runner_up else None
-    others = [candidate for _, candidate in nsmallest(kept, weighed, key=_rank) if candidate is not chosen]
-    deciding = deciding_term(chosen, second) if second and how == "least_cost" else ""
-    return Routing(
-        target=instance.instance,
-        address=instance.address,
-        how=how,
-        candidates=tuple(
-            replace(each, filtered=removed.get(each.instance, "")) for each in (chosen, *others[: kept - 1])
-        ),
-        considered=considered,
-        excluded=excluded,
-        relaxed=relaxed,
-        runner_up=second.instance if second else "",
-        gap_s=second.cost_s - chosen.cost_s if second else None,
-        deciding=deciding,
-        predicted_ttft_s=network_s + chosen.ttft_s,
-        suspect_only=suspect_only,
-        placed=PlacedOn(
-            hit_tokens=chosen.hit_tokens,
-            uncached_tokens=chosen.uncached_tokens,
-            queued=instance.queued,
-            decoding=instance.decoding,
-            context_tokens=known(instance.context_tokens) or 0.0,
-            wait_s=chosen.wait_s,
-            work_s=chosen.work_s,
-            bias_s=chosen.bias_s,
-            kv_state=instance.kv_state,
-        ),
-        sentence=sentence_of(
-            chosen,
-            second,
-            how=how,
-            network_s=network_s,
-            deciding=deciding,
-            removed=removed,
-            relaxed=relaxed,
-            ttft_max_s=ttft_max_s,
-        ),
-    )
+    Weighted rendezvous: the least −log(u)/share wins, so the siblings of a burst meet on one instance while distinct
+    prefixes spread. The mixing is splitmix64's.
+    """
+    x = names ^ np.uint64(xxhash.xxh3_64_intdigest(first_key))
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((x ^ (x >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) * 2.0**-53 + 2.0**-54

@@ -1,175 +1,164 @@
-"""Cost: what it would cost, in seconds, to send this request to one instance.
+"""Cost: what it would cost, in seconds, to send this request to each instance.
 
 J = wait + work + bias + κ·margin + μ·work + KV pressure + decode interference + operator's weight (tokenpilot: choice).
+All instances at once: every term is an array over the pool's slots.
 """
 
-from collections.abc import Sequence
+import math
 
+import numpy as np
 from msgspec import Struct
 
 from tokenfleet.core.accounts import PoolCalibration
-from tokenfleet.core.decision import Candidate, Request
-from tokenfleet.core.policy import Policy, TokenPilotPolicy
-from tokenfleet.core.predict.work import prefill_work_s, uncached_tokens
-from tokenfleet.core.tokenpilot.known import known, upper_quartile
-from tokenfleet.core.view import InstanceView, PoolView
+from tokenfleet.core.columns import AGE_NORMAL_S, SECONDS_MAX, Columns, Flags, Floats
+from tokenfleet.core.known import known
+from tokenfleet.core.policy import TokenPilotPolicy
+from tokenfleet.core.pool import PoolView
+from tokenfleet.core.predict.work import COMPUTED_TOKENS_MIN, prefill_work_s, uncached_tokens
 
-AGE_NORMAL_S = 2.0  # two scrapes; inflating below it would herd every burst onto whoever was scraped last
 AGE_MAX_S = 10.0  # beyond, an instance is suspect anyway; also stands for an unknown age
 KV_USE_MAX = 0.98  # keeps the pressure term finite at full KV
-SHARE_MIN, SHARE_MAX = 0.01, 10.0
-SECONDS_MAX = 1e6  # a load beyond 11 days is a fault of the sender; bounds every sum
 
 
-class Scale(Struct, frozen=True, kw_only=True):
-    """What is the same for all candidates of one request.
+class Costs(Struct, frozen=True):
+    """The terms of all instances, finite; ttft and cost are ≥ 0, bias and operator's weight alone may be negative.
 
-    `kv_load_tokens` is prompt plus likely (q50) output; `reuse_price` is μ. The `*_typical` values are the pool's p75,
-    assumed where an instance's own is unknown.
+    `saved_s`, `hit` (tokens) and `p_hit` say what the cache is credited with. `ratio` is the p90 of the prediction's
+    relative error, `kv_use` the share of KV in use once the request is there, the pool's typical one where unknown.
     """
 
-    prompt_tokens: int
-    kv_load_tokens: float
+    cost_s: Floats
+    ttft_s: Floats
+    wait_s: Floats
+    work_s: Floats
+    bias_s: Floats
+    ratio: Floats
     reuse_price: float
-    backlog_typical_s: float
-    context_typical_tokens: float
-    kv_use_typical: float
-    calibration: PoolCalibration
-    budget_tokens: int
-    weights: TokenPilotPolicy
+    kv_s: Floats
+    decode_s: Floats
+    weight_s: Floats
+    hit: Floats
+    p_hit: Floats
+    saved_s: Floats
+    kv_use: Floats
 
 
-def scale_of(
-    request: Request, pool: PoolView, policy: Policy, instances: Sequence[InstanceView], *, output_q50: float
-) -> Scale:
-    """Over the instances that may serve the request. μ = min(max, base + slope · mean backlog): reuse is worth
-    more the longer everybody waits."""
-    weights = policy.tokenpilot
-    kv_load_tokens = request.prompt_tokens + (known(output_q50) or 0.0)
-    backlogs_s = [min(b, SECONDS_MAX) for i in instances if (b := known(i.backlog_s)) is not None]
-    mean_s = sum(backlogs_s) / len(backlogs_s) if backlogs_s else 0.0
+def weigh(
+    prompt_tokens: int, pool: PoolView, weights: TokenPilotPolicy, able: Flags | None, *, output_q50: float
+) -> Costs:
+    """Of a prompt with a likely (q50) output. `able` are the instances that may serve it, None for all: the pool's
+    mean and typical values are theirs. μ = min(max, base + slope · mean backlog): reuse is worth more the longer
+    everybody waits."""
+    columns, calibration = pool.columns, pool.calibration
+    backlog_s = columns.backlog_s if able is None else columns.backlog_s[able]
+    wait_s = _wait_s(prompt_tokens, pool, backlog_s)
+    work_s, saved_s, hit, p_hit = _work(prompt_tokens, pool, able)
+    price = min(weights.reuse_max, weights.reuse_base + weights.reuse_slope_per_s * _mean(backlog_s))
+    ratio = _ratio(columns, calibration)
+    kv_use = (columns.kv_held + (prompt_tokens + (known(output_q50) or 0.0))) / columns.kv_total
+    kv_use = _typical_where_unknown(kv_use, able, otherwise=0.0)
+    kv_s = _kv_pressure_s(kv_use, weights)
+    decode_s = weights.decode_price_s * columns.decoding
+    sum_s = wait_s + work_s
+    # What was learned to come earlier than predicted is taken from the wait: no prompt beats its own prefill.
+    bias = calibration.bias_s if abs(calibration.bias_s) < SECONDS_MAX else 0.0
+    bias_s = np.maximum(bias, -wait_s)
+    ttft_s = sum_s + bias_s
+    weight_s = (1.0 / columns.share - 1.0) * ttft_s  # a share of 2 halves the time that counts
+    cost_s = ttft_s + (weights.margin_weight * ratio) * sum_s + price * work_s + kv_s + decode_s + weight_s
+    return Costs(
+        cost_s, ttft_s, wait_s, work_s, bias_s, ratio, price, kv_s, decode_s, weight_s, hit, p_hit, saved_s, kv_use
+    )
+
+
+def _mean(backlog_s: Floats) -> float:
+    mean = float(backlog_s.sum()) / len(backlog_s)
+    if mean == mean:
+        return mean
+    told = backlog_s[~np.isnan(backlog_s)]
+    return float(told.sum()) / len(told) if len(told) else 0.0
+
+
+def _wait_s(prompt_tokens: int, pool: PoolView, backlog_s: Floats) -> Floats:
+    """The backlog; where it is unknown the pool's p75, and one never heard waits at least that: not idle for all we
+    know."""
+    columns = pool.columns
+    if not columns.unsure:
+        return columns.backlog_s
     cold_s = prefill_work_s(
-        uncached_tokens(request.prompt_tokens, 0),
+        uncached_tokens(prompt_tokens, 0),
         0,
         decoding=0,
         context_tokens=0.0,
         coefficients=pool.coefficients,
         budget_tokens=pool.budget_tokens,
     )
-    return Scale(
-        prompt_tokens=request.prompt_tokens,
-        kv_load_tokens=kv_load_tokens,
-        reuse_price=min(weights.reuse_max, weights.reuse_base + weights.reuse_slope_per_s * mean_s),
-        backlog_typical_s=upper_quartile(backlogs_s, otherwise=cold_s),
-        context_typical_tokens=upper_quartile((known(i.context_tokens) for i in instances), otherwise=0.0),
-        kv_use_typical=upper_quartile((_kv_use(i, kv_load_tokens) for i in instances), otherwise=0.0),
-        calibration=pool.calibration,
-        budget_tokens=pool.budget_tokens,
-        weights=weights,
-    )
+    typical_s = upper_quartile(backlog_s, otherwise=cold_s)
+    wait_s = np.where(np.isnan(columns.age_s), np.fmax(columns.backlog_s, typical_s), columns.backlog_s)
+    return np.where(np.isnan(wait_s), typical_s, wait_s)
 
 
-def weigh(instance: InstanceView, scale: Scale) -> Candidate:
-    """All terms of one instance, finite; ttft and cost are ≥ 0, bias and operator's weight alone may be negative."""
-    weights, calibration = scale.weights, scale.calibration
-    age_s = known(instance.age_s)
-    wait_s = _wait_s(instance, scale)
-    work_s, saved_s, hit, p_hit = _work(instance, scale)
-    # What was learned to come earlier than predicted is taken from the wait: no prompt beats its own prefill.
-    bias_s = max(calibration.bias_s, -wait_s) if abs(calibration.bias_s) < SECONDS_MAX else 0.0
-    ttft_s = wait_s + work_s + bias_s
-    margin_s = weights.margin_weight * spread_s(wait_s + work_s, instance, calibration)
-    reuse_s = scale.reuse_price * work_s
-    kv_use = _kv_use(instance, scale.kv_load_tokens)
-    kv_s = _kv_pressure_s(scale.kv_use_typical if kv_use is None else kv_use, weights)
-    decode_s = weights.decode_price_s * instance.decoding
-    weight_s = (1.0 / operator_share(instance) - 1.0) * ttft_s  # a share of 2 halves the time that counts
-    return Candidate(
-        instance=instance.instance,
-        cost_s=ttft_s + margin_s + reuse_s + kv_s + decode_s + weight_s,
-        ttft_s=ttft_s,
-        wait_s=wait_s,
-        work_s=work_s,
-        bias_s=bias_s,
-        margin_s=margin_s,
-        reuse_s=reuse_s,
-        kv_s=kv_s,
-        decode_s=decode_s,
-        weight_s=weight_s,
-        hit_tokens=hit,
-        uncached_tokens=uncached_tokens(scale.prompt_tokens, hit),
-        p_hit=p_hit,
-        saved_s=saved_s,
-        age_s=age_s,
-        suspect=instance.suspect or age_s is None,
-        kv_use=kv_use,
-    )
-
-
-def spread_s(predicted_s: float, instance: InstanceView, calibration: PoolCalibration) -> float:
-    """How far off the prediction may be (p90): ratio · prediction · (1 + age beyond normal / 1 s).
-
-    A queue never makes a prediction surer, whatever was learned: the queued ratio is at least the idle one.
-    """
-    idle, queued = known(calibration.margin_idle) or 0.0, known(calibration.margin_queued) or 0.0
-    ratio = max(idle, queued) if instance.queued > 0 else idle
-    age_s = known(instance.age_s)
-    old_s = (AGE_MAX_S if age_s is None else min(age_s, AGE_MAX_S)) - AGE_NORMAL_S
-    return ratio * predicted_s * (1.0 + max(old_s, 0.0))
-
-
-def operator_share(instance: InstanceView) -> float:
-    """The operator's weight, within bounds; 1 when it is no number. Weight 0 is a filter's matter."""
-    share = known(instance.weight)
-    return 1.0 if share is None else min(max(share, SHARE_MIN), SHARE_MAX)
-
-
-def _wait_s(instance: InstanceView, scale: Scale) -> float:
-    backlog_s = known(instance.backlog_s)
-    if backlog_s is None:
-        return scale.backlog_typical_s
-    if instance.age_s is None:  # never heard: not idle for all we know
-        return max(min(backlog_s, SECONDS_MAX), scale.backlog_typical_s)
-    return min(backlog_s, SECONDS_MAX)
-
-
-def _work(instance: InstanceView, scale: Scale) -> tuple[float, float, int, float]:
+def _work(prompt_tokens: int, pool: PoolView, able: Flags | None) -> tuple[Floats, Floats, Floats, Floats]:
     """Expected work, seconds saved by the cache, tokens of the hit and its chance.
 
     The prefix is there with chance p: p · work(hit) + (1 − p) · work(0). So a warm instance beats an idle cold one
     iff p · seconds saved > extra wait + extra margin.
     """
-    context = known(instance.context_tokens)
-    context_tokens = scale.context_typical_tokens if context is None else context
-
-    def seconds(hit: int) -> float:
-        return prefill_work_s(
-            uncached_tokens(scale.prompt_tokens, hit),
-            hit,
-            decoding=instance.decoding,
-            context_tokens=context_tokens,
-            coefficients=scale.calibration.coefficients,
-            budget_tokens=scale.budget_tokens,
+    columns, c = pool.columns, pool.coefficients
+    room = np.maximum(pool.budget_tokens - columns.decoding, 1.0)
+    step_s = c.c0_s + c.d_s * _typical_where_unknown(columns.context_tokens, able, otherwise=0.0)
+    cold = float(uncached_tokens(prompt_tokens, 0))
+    cold_s = np.ceil(cold / room) * step_s + (max(c.w_min_s, c.a_s * cold) + c.b_s * cold * cold / 2)
+    work_s = np.minimum(cold_s, SECONDS_MAX)
+    saved_s, hit, p_hit = np.zeros(len(columns)), np.zeros(len(columns)), np.zeros(len(columns))
+    warm = columns.hits.nonzero()[0]
+    if len(warm) and prompt_tokens:
+        tokens = np.minimum(columns.hits[warm], prompt_tokens)
+        left = np.maximum(prompt_tokens - tokens, max(min(prompt_tokens, COMPUTED_TOKENS_MIN), 1))
+        warm_s = (
+            np.ceil(left / room[warm]) * step_s[warm]
+            + np.maximum(c.w_min_s, c.a_s * left)
+            + c.b_s * left * (tokens + left / 2)
         )
-
-    cold_s = min(seconds(0), SECONDS_MAX)
-    hit = min(max(instance.hit_tokens, 0), scale.prompt_tokens)
-    if hit == 0:
-        return cold_s, 0.0, 0, 0.0
-    p_hit = min(known(instance.p_hit) or 0.0, 1.0)
-    saved_s = p_hit * max(cold_s - seconds(hit), 0.0)
-    return cold_s - saved_s, saved_s, hit, p_hit
+        chance = columns.p_hit[warm]
+        saved = chance * np.maximum(work_s[warm] - warm_s, 0.0)
+        saved_s[warm], hit[warm], p_hit[warm] = saved, tokens, chance
+        work_s[warm] -= saved
+    return work_s, saved_s, hit, p_hit
 
 
-def _kv_use(instance: InstanceView, load_tokens: float) -> float | None:
-    """Projected share of the instance's KV once the request is there; None when held or total is unknown."""
-    total, held = known(instance.kv_total_tokens), known(instance.kv_held_tokens)
-    return (held + load_tokens) / total if total and held is not None else None
+def _ratio(columns: Columns, calibration: PoolCalibration) -> Floats:
+    """How far off a prediction may be (p90), as a share of it: grows by 1 a second of age beyond the normal.
+
+    A queue never makes a prediction surer, whatever was learned: the queued ratio is at least the idle one.
+    """
+    idle, queued = known(calibration.margin_idle) or 0.0, known(calibration.margin_queued) or 0.0
+    ratio = np.where(columns.queued > 0.0, max(idle, queued), idle)
+    if not columns.aged:
+        return ratio
+    old_s = np.where(np.isnan(columns.age_s), AGE_MAX_S, np.minimum(columns.age_s, AGE_MAX_S)) - AGE_NORMAL_S
+    return ratio * (1.0 + np.maximum(old_s, 0.0))
 
 
-def _kv_pressure_s(use: float, weights: TokenPilotPolicy) -> float:
+def _kv_pressure_s(use: Floats, weights: TokenPilotPolicy) -> Floats:
     """slope · max(0, use − knee) + λ · use / (1 − use): the nearer KV is to full, the likelier a preemption."""
-    capped = min(use, KV_USE_MAX)
-    return weights.kv_slope_s * max(0.0, min(use, 2.0) - weights.kv_knee) + weights.kv_lambda_s * capped / (
-        1.0 - capped
-    )
+    capped = np.minimum(use, KV_USE_MAX)
+    pressure_s = weights.kv_lambda_s * capped / (1.0 - capped)
+    if use.max(initial=0.0) > weights.kv_knee:
+        pressure_s += weights.kv_slope_s * np.maximum(0.0, np.minimum(use, 2.0) - weights.kv_knee)
+    return pressure_s
+
+
+def _typical_where_unknown(values: Floats, able: Flags | None, *, otherwise: float) -> Floats:
+    unknown = np.isnan(values)
+    if not unknown.any():
+        return values
+    typical = upper_quartile(values if able is None else values[able], otherwise=otherwise)
+    return np.where(unknown, typical, values)
+
+
+def upper_quartile(values: Floats, *, otherwise: float) -> float:
+    """The nearest-rank p75 of the known values: what is assumed of an instance that says nothing, so never zero load
+    while the others work. `otherwise` when none is known."""
+    have = np.sort(values[~np.isnan(values)])
+    return float(have[math.ceil(0.75 * len(have)) - 1]) if len(have) else otherwise

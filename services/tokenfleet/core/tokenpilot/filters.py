@@ -4,14 +4,17 @@ Hard filters leave a typed refusal when they leave nothing. A soft filter that w
 named; the ones behind it still count, so that no more is given up than must be.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator
 
+import numpy as np
 from msgspec import Struct
 
-from tokenfleet.core.decision import Candidate, Reason, Request
+from tokenfleet.core.columns import AVAILABILITIES, READY, Columns, Flags
+from tokenfleet.core.decision import Reason, Request
+from tokenfleet.core.known import known
 from tokenfleet.core.policy import Policy, RequestClass
-from tokenfleet.core.tokenpilot.known import known
-from tokenfleet.core.view import InstanceView, PoolView
+from tokenfleet.core.pool import PoolView
+from tokenfleet.core.tokenpilot.cost import Costs
 
 
 class Ask(Struct, frozen=True, kw_only=True):
@@ -82,27 +85,48 @@ REFUSALS: dict[str, tuple[int, Reason]] = {
 }
 
 
-def removed_by(instance: InstanceView, ask: Ask) -> str:
-    """Name of the first hard filter that removes the instance, a key of REFUSALS; empty when it may serve."""
-    if instance.model != ask.model:
-        return "model"
-    if ask.digests and instance.model_digest not in ask.digests:
-        return "revision"  # also when it tells none: a listed revision is demanded, not assumed
-    if instance.availability != "ready" and not _keeps_its_session(instance, ask):
-        return instance.availability
-    if instance.weight == 0.0:
-        return "weight"
-    if not _context_fits(instance, ask):
-        return "context"
-    if instance.probe and instance.queued > 0:
-        return "half_open"  # one request at a time until one succeeds
-    if instance.class_running.get(ask.request_class, 0) >= ask.terms.running_max_per_instance:
-        return "class_full"
-    if instance.queued + instance.decoding + (known(instance.foreign) or 0.0) >= ask.seats_max:
-        return "seats_full"
-    if not _kv_fits(instance, ask):
-        return "kv_full"
-    return ""
+def hard(columns: Columns, ask: Ask) -> tuple[Flags | None, dict[str, int]]:
+    """The instances that may serve the request, None when all may; and how many each filter removed first."""
+    left: Flags | None = None
+    excluded: dict[str, int] = {}
+    for name, fails in _failing(columns, ask):
+        removed = fails if left is None else fails & left
+        number = int(np.count_nonzero(removed))
+        if not number:
+            continue
+        if name:
+            excluded[name] = number
+        else:  # availability: its own word is the name
+            excluded |= columns.availabilities(removed)
+        left = ~removed if left is None else left & ~removed
+    return left, excluded
+
+
+def soften(
+    columns: Columns, costs: Costs, able: Flags | None, ask: Ask
+) -> tuple[Flags | None, dict[str, Flags], tuple[str, ...]]:
+    """The soft filters in their order: who of the able is left (never nobody, None for all), what each filter that was
+    not lifted removed, and the names of the lifted ones."""
+    removed: dict[str, Flags] = {}
+    relaxed: list[str] = []
+    left = able
+    for name, fails in _pressing(columns, costs, ask):
+        falls = fails if left is None else fails & left
+        if not falls.any():
+            continue
+        stays = ~falls if left is None else left & ~falls
+        if stays.any():
+            removed[name], left = falls, stays
+        else:
+            relaxed.append(name)
+    return left, removed, tuple(relaxed)
+
+
+def trusted(columns: Columns) -> Flags | None:
+    """False for a suspect: agent silent, age unknown, or a load that is no number. It is chosen last. None: all are."""
+    if not columns.unsure:
+        return ~columns.suspect if columns.suspect.any() else None
+    return ~(columns.suspect | np.isnan(columns.age_s) | np.isnan(columns.backlog_s))
 
 
 def refusal_of(excluded: dict[str, int]) -> Reason:
@@ -110,75 +134,45 @@ def refusal_of(excluded: dict[str, int]) -> Reason:
     return max((REFUSALS[name] for name in excluded), default=(0, "no_instances"))[1]
 
 
-Weighed = tuple[InstanceView, Candidate]
+def _failing(columns: Columns, ask: Ask) -> Iterator[tuple[str, Flags]]:
+    """Each hard filter in its order, with the instances that fail it; those that nobody can fail are left out."""
+    if (other := columns.labels.not_model(ask.model)) is not None:
+        yield "model", other
+    if ask.digests:  # an instance that tells no revision fails too: a listed one is demanded, not assumed
+        yield "revision", columns.labels.not_digests(ask.digests)
+    yield "", _unavailable(columns, ask.last_instance)
+    if columns.barred.any():
+        yield "weight", columns.barred
+    yield "context", _too_long(columns, ask)
+    if columns.probe.any():
+        yield "half_open", columns.probe & (columns.queued > 0.0)  # one request at a time until one succeeds
+    if (running := columns.classes.get(ask.request_class)) is not None:
+        yield "class_full", running >= ask.terms.running_max_per_instance
+    yield "seats_full", columns.open >= ask.seats_max
+    yield "kv_full", columns.kv_room < ask.kv_need_tokens
 
 
-def soften(weighed: Sequence[Weighed], ask: Ask) -> tuple[Sequence[Weighed], dict[str, str], tuple[str, ...]]:
-    """The soft filters in their order: who is left (never nobody), what removed each other one, names of the lifted."""
-    removed: dict[str, str] = {}
-    relaxed: list[str] = []
-    left = weighed
-    for name, passes in SOFT_FILTERS:
-        passing = [pair for pair in left if passes(*pair, ask)]
-        if not passing:
-            relaxed.append(name)
-        elif len(passing) < len(left):
-            kept = {instance.instance for instance, _ in passing}
-            removed |= {instance.instance: name for instance, _ in left if instance.instance not in kept}
-            left = passing
-    return left, removed, tuple(relaxed)
+def _unavailable(columns: Columns, last_instance: str) -> Flags:
+    """All but the ready; a draining one keeps its session."""
+    fails = columns.availability != READY
+    slot = columns.labels.slots.get(last_instance) if last_instance else None
+    if slot is not None and AVAILABILITIES[columns.availability[slot]] == "draining":
+        fails[slot] = False
+    return fails
 
 
-def trusted(instance: InstanceView) -> bool:
-    """False for a suspect: agent silent, age unknown, or a load that is no number. It is chosen last."""
-    return not instance.suspect and known(instance.age_s) is not None and known(instance.backlog_s) is not None
+def _too_long(columns: Columns, ask: Ask) -> Flags:
+    """Longer than the instance's own bound, else the model's; or than its whole KV: it could never be admitted."""
+    fails = columns.kv_total <= ask.prompt_tokens
+    if ask.context_tokens > ask.context_max_tokens:
+        return fails | ~(columns.context_max >= ask.context_tokens)
+    return fails | (columns.context_max < ask.context_tokens)
 
 
-def count(names: Iterable[str]) -> dict[str, int]:
-    """How many of each name, in the order of first sight."""
-    counts: dict[str, int] = {}
-    for name in names:
-        counts[name] = counts.get(name, 0) + 1
-    return counts
-
-
-def _keeps_its_session(instance: InstanceView, ask: Ask) -> bool:
-    return instance.availability == "draining" and instance.instance == ask.last_instance
-
-
-def _context_fits(instance: InstanceView, ask: Ask) -> bool:
-    if ask.context_tokens > (instance.context_max_tokens or ask.context_max_tokens):
-        return False
-    kv_total = known(instance.kv_total_tokens)
-    return not kv_total or ask.prompt_tokens < kv_total  # else it could never be admitted, however empty
-
-
-def _kv_fits(instance: InstanceView, ask: Ask) -> bool:
-    kv_total, kv_held = known(instance.kv_total_tokens), known(instance.kv_held_tokens)
-    if not kv_total or not kv_held:
-        return True  # unknown vetoes nothing, and an empty instance takes whatever its context permits
-    return kv_held + ask.kv_need_tokens <= kv_total
-
-
-def _is_trusted(instance: InstanceView, candidate: Candidate, ask: Ask) -> bool:
-    return trusted(instance)
-
-
-def _unpressed(instance: InstanceView, candidate: Candidate, ask: Ask) -> bool:
-    if candidate.wait_s > ask.terms.backlog_max_s:
-        return False
-    kv_total, kv_held = known(instance.kv_total_tokens), known(instance.kv_held_tokens)
-    if not kv_total or kv_held is None:
-        return True
-    return kv_held + ask.kv_need_tokens <= ask.terms.kv_share_max * kv_total
-
-
-def _within_slo(instance: InstanceView, candidate: Candidate, ask: Ask) -> bool:
-    return ask.ttft_max_s is None or candidate.ttft_s <= ask.ttft_max_s
-
-
-SOFT_FILTERS: tuple[tuple[str, Callable[[InstanceView, Candidate, Ask], bool]], ...] = (
-    ("confidence", _is_trusted),
-    ("pressure", _unpressed),
-    ("slo", _within_slo),
-)
+def _pressing(columns: Columns, costs: Costs, ask: Ask) -> Iterator[tuple[str, Flags]]:
+    if (sure := trusted(columns)) is not None:
+        yield "confidence", ~sure
+    too_full = columns.kv_held + ask.kv_need_tokens > ask.terms.kv_share_max * columns.kv_total  # unknown: false
+    yield "pressure", too_full | (costs.wait_s > ask.terms.backlog_max_s)
+    if ask.ttft_max_s is not None:
+        yield "slo", costs.ttft_s > ask.ttft_max_s

@@ -1,0 +1,215 @@
+"""Evidence: the routing as a value, with the terms of the best candidates; made after the choice, of a few."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from msgspec import Struct
+
+from tokenfleet.core.columns import KV_STATES, Columns, Flags, Floats
+from tokenfleet.core.decision import Candidate
+from tokenfleet.core.policy import TokenPilotPolicy
+from tokenfleet.core.pool import PoolView
+from tokenfleet.core.predict.work import uncached_tokens
+from tokenfleet.core.records import PlacedOn
+from tokenfleet.core.tokenpilot.cost import Costs
+from tokenfleet.core.tokenpilot.explain import deciding_term, refusal_sentence, sentence_of
+from tokenfleet.core.tokenpilot.filters import refusal_of
+from tokenfleet.core.tokenpilot.routing import How, Routing
+
+
+class Chosen(Struct, frozen=True):
+    """The slot of the target and how it was found; `other` is the second drawn, −1 for the cheapest that is left."""
+
+    slot: int
+    how: How
+    other: int = -1
+
+
+def routing_of(
+    chosen: Chosen,
+    columns: Columns,
+    costs: Costs,
+    *,
+    able: Flags | None,
+    removed: Mapping[str, Flags],
+    excluded: dict[str, int],
+    relaxed: tuple[str, ...],
+    weights: TokenPilotPolicy,
+    prompt_tokens: int,
+    ttft_max_s: float | None,
+    network_s: float,
+    suspect_only: bool,
+) -> Routing:
+    """`able` passed the hard filters (None: all); `removed` are those of them that each soft filter took out."""
+    cost_s = costs.cost_s if able is None else np.where(able, costs.cost_s, np.inf)
+    least = [slot for slot in _least(cost_s, weights.candidates_kept + 1) if cost_s[slot] < np.inf]
+    second = chosen.other if chosen.other >= 0 else _runner_up(chosen, least, cost_s, removed)
+    others = [slot for slot in least if slot != chosen.slot][: weights.candidates_kept - 1]
+    kept = [chosen.slot, *others]
+    told = [*kept, second] if second >= 0 and second not in kept else kept
+    by_slot = dict(zip(told, _candidates(told, columns, costs, removed, weights, prompt_tokens), strict=True))
+    target, runner_up = by_slot[chosen.slot], by_slot.get(second)
+    deciding = deciding_term(target, runner_up) if runner_up and chosen.how == "least_cost" else ""
+    named = {c.instance: c.filtered for c in by_slot.values() if c.filtered} if runner_up is None else {}
+    return Routing(
+        target=target.instance,
+        address=columns.labels.addresses[chosen.slot],
+        how=chosen.how,
+        candidates=tuple([by_slot[slot] for slot in kept]),
+        considered=len(columns),
+        excluded=excluded | {name: int(np.count_nonzero(flags)) for name, flags in removed.items()},
+        relaxed=relaxed,
+        runner_up=runner_up.instance if runner_up else "",
+        gap_s=runner_up.cost_s - target.cost_s if runner_up else None,
+        deciding=deciding,
+        predicted_ttft_s=network_s + target.ttft_s,
+        suspect_only=suspect_only,
+        placed=_placed_on(chosen.slot, target, columns),
+        sentence=sentence_of(
+            target,
+            runner_up,
+            how=chosen.how,
+            network_s=network_s,
+            deciding=deciding,
+            removed=named,
+            relaxed=relaxed,
+            ttft_max_s=ttft_max_s,
+        ),
+    )
+
+
+def refusal(pool: PoolView, excluded: dict[str, int]) -> Routing:
+    """Why no instance may serve the request."""
+    reason = refusal_of(excluded)
+    said = refusal_sentence(pool.pool, reason, len(pool.columns), excluded)
+    return Routing(reason=reason, detail=said, sentence=said, considered=len(pool.columns), excluded=excluded)
+
+
+SORTED_WHOLE_MAX = 512  # slots; above, the least of each run of 64 first tell where the least of all are
+RUN = 64
+
+
+def _least(cost_s: Floats, most: int) -> list[int]:
+    """The slots of the `most` least costs, least first; equal costs in the order of their names."""
+    slots = None
+    if len(cost_s) > SORTED_WHOLE_MAX:
+        runs = len(cost_s) // RUN
+        least = np.minimum.reduce(cost_s[: runs * RUN].reshape(runs, RUN), axis=1)
+        if runs > most:
+            near = np.argpartition(least, most)[:most]  # each holds one of the least, so no other run does
+            near.sort()
+            slots = (near[:, None] * RUN + np.arange(RUN)).ravel()
+            slots = np.concatenate([slots, np.arange(runs * RUN, len(cost_s))])
+            cost_s = cost_s[slots]
+    order = cost_s.argsort(kind="stable")[:most]
+    return (order if slots is None else slots[order]).tolist()
+
+
+def _runner_up(
+    chosen: Chosen,
+    least: list[int],
+    cost_s: Floats,
+    removed: Mapping[str, Flags],
+) -> int:
+    """The cheapest but the target that no filter removed, −1 without one."""
+    for slot in least:
+        if slot != chosen.slot and not any(flags[slot] for flags in removed.values()):
+            return slot
+    if not removed:
+        return -1
+    left_s = cost_s.copy()
+    for flags in removed.values():
+        left_s[flags] = np.inf
+    left_s[chosen.slot] = np.inf
+    slot = int(left_s.argmin())
+    return slot if left_s[slot] < np.inf else -1
+
+
+def _candidates(
+    slots: list[int],
+    columns: Columns,
+    costs: Costs,
+    removed: Mapping[str, Flags],
+    weights: TokenPilotPolicy,
+    prompt_tokens: int,
+) -> list[Candidate]:
+    at = np.array(slots)
+    terms = np.stack(
+        [
+            costs.cost_s[at],
+            costs.ttft_s[at],
+            costs.wait_s[at],
+            costs.work_s[at],
+            costs.bias_s[at],
+            costs.ratio[at],
+            costs.kv_s[at],
+            costs.decode_s[at],
+            costs.weight_s[at],
+            costs.hit[at],
+            costs.p_hit[at],
+            costs.saved_s[at],
+            costs.kv_use[at],
+            columns.age_s[at],
+            columns.kv_total[at] + columns.kv_held[at],
+        ],
+        axis=1,
+    ).tolist()
+    return [
+        Candidate(
+            instance=columns.labels.names[slot],
+            cost_s=cost_s,
+            ttft_s=ttft_s,
+            wait_s=wait_s,
+            work_s=work_s,
+            bias_s=bias_s,
+            margin_s=weights.margin_weight * ratio * (wait_s + work_s),
+            reuse_s=costs.reuse_price * work_s,
+            kv_s=kv_s,
+            decode_s=decode_s,
+            weight_s=weight_s,
+            hit_tokens=int(hit),
+            uncached_tokens=uncached_tokens(prompt_tokens, int(hit)),
+            p_hit=p_hit,
+            saved_s=saved_s,
+            age_s=_told(age_s),
+            suspect=bool(columns.suspect[slot]) or age_s != age_s,
+            kv_use=kv_use if known_kv == known_kv else None,
+            filtered=next((name for name, flags in removed.items() if flags[slot]), ""),
+        )
+        for slot, (
+            cost_s,
+            ttft_s,
+            wait_s,
+            work_s,
+            bias_s,
+            ratio,
+            kv_s,
+            decode_s,
+            weight_s,
+            hit,
+            p_hit,
+            saved_s,
+            kv_use,
+            age_s,
+            known_kv,
+        ) in zip(slots, terms, strict=True)
+    ]
+
+
+def _placed_on(slot: int, target: Candidate, columns: Columns) -> PlacedOn:
+    """What was believed of the target, for the outcome to carry."""
+    return PlacedOn(
+        hit_tokens=target.hit_tokens,
+        uncached_tokens=target.uncached_tokens,
+        queued=int(columns.queued[slot]),
+        decoding=int(columns.decoding[slot]),
+        context_tokens=_told(float(columns.context_tokens[slot])) or 0.0,
+        wait_s=target.wait_s,
+        work_s=target.work_s,
+        bias_s=target.bias_s,
+        kv_state=KV_STATES[int(columns.kv_state[slot])],
+    )
+
+
+def _told(value: float) -> float | None:
+    return value if value == value else None
