@@ -50,7 +50,7 @@ def read_trace(path_or_name: str | Path, *, skip_bad: bool = False) -> Trace:
     """
     name = str(path_or_name)
     source = SHIPPED.get(name, name)
-    lines = _lines(name)
+    lines = lines_of(name)
     form = _format_of(lines, source)
     bad = BadLines() if skip_bad else None
     rows = list(FORMATS[form][1](iter(lines), source=source, bad=bad))
@@ -73,7 +73,8 @@ def read_trace(path_or_name: str | Path, *, skip_bad: bool = False) -> Trace:
     )
 
 
-def _lines(name: str) -> list[bytes]:
+def lines_of(name: str) -> list[bytes]:
+    """The file's lines, unpacked. Raises PolicyError when there is no such trace or it can't be read."""
     path = Path(name)
     try:
         shipped = SHIPPED.get(name)
