@@ -4,12 +4,14 @@ from typing import Annotated
 
 import typer
 
+from tokenfleet.sim.compare_command import compare
 from tokenfleet.sim.fit_command import fit_profile
 
 sim_app = typer.Typer(no_args_is_help=True, help="The fleet simulator: routing policies on recorded traces.")
 run_app = typer.Typer(no_args_is_help=True, help="Run one simulation and print what came of it.")
 sim_app.add_typer(run_app, name="run")
 sim_app.command("fit")(fit_profile)
+sim_app.command("compare")(compare)
 
 
 @run_app.command("routing")

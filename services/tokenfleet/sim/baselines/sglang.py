@@ -5,7 +5,7 @@ sgl-project/sglang, `sgl-model-gateway/src/policies/cache_aware.rs` at 053b63f a
 defaults, 0.5/32/1.1, are what nobody gets who starts it as documented).
 
     if max - min > abs and max > rel · min of own requests in flight: the instance with the least
-    else if the tree's longest match covers more than `match_min` of the prompt: an instance that got that prefix
+    else if the tree's longest match covers more than `match_min` of the prompt: the instance that got that prefix last
     else: the instance with the least
 
 The source's tree holds characters, this one the keys of whole blocks, so a match is up to one block shorter. Its
@@ -36,36 +36,37 @@ class Sglang(Accounts):
     def __init__(self, setup: Setup, settings: SglangSettings | None = None) -> None:
         super().__init__(setup)
         self.settings = settings or SglangSettings()
-        self._sent_to: dict[bytes, set[str]] = {}  # a block key names the whole prefix up to it: a tree without nodes
+        self._last_sent: dict[bytes, str] = {}  # a block key names the whole prefix up to it: a tree without nodes
 
     def place(self, request: Request, now_s: float) -> Placement:
         keys = split_keys(request)
-        blocks, matching = self._match(keys)
-        if self._imbalanced() or blocks * request.block_tokens <= self.settings.match_min * request.prompt_tokens:
+        blocks, last = self._match(keys)
+        matched_tokens = blocks * request.block_tokens
+        if self._imbalanced() or matched_tokens <= self.settings.match_min * request.prompt_tokens:
             instance = least(self.in_flight, self.rng)
         else:
-            instance = self.rng.choice(matching)
+            instance = last
         return Placement(
             instance=instance,
             tokens=request.prompt_tokens,
             keys=keys,
-            hit_tokens=blocks * request.block_tokens if instance in matching else 0,
+            hit_tokens=matched_tokens if instance == last else 0,
             kv_state="approx",
         )
 
     def began(self, placement: Placement) -> None:
         for key in placement.keys:
-            self._sent_to.setdefault(key, set()).add(placement.instance)
+            self._last_sent[key] = placement.instance
 
     def _imbalanced(self) -> bool:
         low, high = min(self.in_flight.values()), max(self.in_flight.values())
         return high - low > self.settings.balance_abs and high > self.settings.balance_rel * low
 
-    def _match(self, keys: Sequence[bytes]) -> tuple[int, Sequence[str]]:
-        """Blocks of the longest prefix that was sent anywhere, and where, in the instances' order."""
-        blocks, where = 0, set[str]()
+    def _match(self, keys: Sequence[bytes]) -> tuple[int, str]:
+        """Blocks of the longest prefix that was sent anywhere, and where last."""
+        blocks, last = 0, ""
         for key in keys:
-            if key not in self._sent_to:
+            if key not in self._last_sent:
                 break
-            blocks, where = blocks + 1, self._sent_to[key]
-        return blocks, sorted(where)
+            blocks, last = blocks + 1, self._last_sent[key]
+        return blocks, last
