@@ -42,6 +42,7 @@ def complaint(*words: str, **settings: str) -> str:
         ("schedule", "--model", "m", "--tenant", "t"),
         ("route", "--model", "m", "--tenant", "t"),
         ("explain", "r"),
+        ("replay",),
         ("drain", "i"),
         ("topics", "apply"),
         ("migrate",),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from tokenfleet.client.export_command import export
+from tokenfleet.client.replay_command import replay
 from tokenfleet.client.setup_commands import STATE, KafkaOption, State, endpoints, policy_app, topics_app
 from tokenfleet.core.errors import BadRequestError, NotFoundError, SetupError, TokenFleetError
 from tokenfleet.sim.commands import sim_app
@@ -34,6 +35,7 @@ app = typer.Typer(
 app.add_typer(topics_app, name="topics")
 app.add_typer(policy_app, name="policy")
 app.add_typer(sim_app, name="sim")
+app.command()(replay)
 sim_app.command("export")(export)  # reads PostgreSQL, which the simulator can't see
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -16,6 +16,28 @@ TERMS: dict[str, str] = {
 }
 
 
+# How a target was found, in the words that say so and by which a recorded sentence is read again.
+HOW_TOLD: dict[How, str] = {
+    "near_tie": "drawn among near-ties with",
+    "prefix_home": "home of this prefix among near-ties with",
+    "session": "keeps its session:",
+    "suspect": "all are suspect: the less loaded of two drawn, the other",
+    "off": "TokenPilot is off: the less loaded of two drawn, the other",
+    "least_cost": "runner-up",
+}
+ALONE_TOLD = "no other passed"
+
+
+def how_told(sentence: str) -> How:
+    """How the target of a recorded sentence was found; empty for a sentence that tells of no choice."""
+    if ALONE_TOLD in sentence:
+        return "least_cost"
+    for how, words in HOW_TOLD.items():
+        if f"; {words} " in sentence:
+            return how
+    return ""
+
+
 def deciding_term(target: Candidate, runner_up: Candidate) -> str:
     """The term in which the target gained most on the runner-up, empty if in none. The price of reuse is the work's."""
     gains_s = {name: _of(runner_up, name) - _of(target, name) for name in TERMS}
@@ -49,7 +71,7 @@ def sentence_of(
         told += f", past the {ms(max(0.0, network_s + ttft_max_s))} that are left,"
     why = _why(target, runner_up, how=how, deciding=deciding)
     if removed and runner_up is None:
-        why = "no other passed: " + ", ".join(f"{name} ({by})" for name, by in removed.items())
+        why = f"{ALONE_TOLD}: " + ", ".join(f"{name} ({by})" for name, by in removed.items())
     lifted = f"; all failed {', '.join(relaxed)}, which was lifted" if relaxed else ""
     return f"{told} ({spent}); {why}{lifted}"
 
@@ -69,22 +91,19 @@ def ms(seconds: float) -> str:
 
 def _why(target: Candidate, runner_up: Candidate | None, *, how: How, deciding: str) -> str:
     if runner_up is None:
-        return "no other passed the filters"
+        return f"{ALONE_TOLD} the filters"
     gap_s = runner_up.cost_s - target.cost_s
+    told = HOW_TOLD.get(how, "")
     match how:
-        case "near_tie":
-            return f"drawn among near-ties with {runner_up.instance} ({ms(abs(gap_s))} apart)"
-        case "prefix_home":
-            return f"home of this prefix among near-ties with {runner_up.instance} ({ms(abs(gap_s))} apart)"
+        case "near_tie" | "prefix_home":
+            return f"{told} {runner_up.instance} ({ms(abs(gap_s))} apart)"
         case "session":
-            return f"keeps its session: {runner_up.instance} would gain only {ms(max(-gap_s, 0.0))}"
-        case "suspect":
-            return f"all are suspect: the less loaded of two drawn, the other {runner_up.instance}"
-        case "off":
-            return f"TokenPilot is off: the less loaded of two drawn, the other {runner_up.instance}"
+            return f"{told} {runner_up.instance} would gain only {ms(max(-gap_s, 0.0))}"
+        case "suspect" | "off":
+            return f"{told} {runner_up.instance}"
         case _:
             named = f", for {TERMS[deciding]}" if deciding else ""
-            return f"runner-up {runner_up.instance} by {ms(gap_s)}{named}"
+            return f"{HOW_TOLD['least_cost']} {runner_up.instance} by {ms(gap_s)}{named}"
 
 
 def _of(candidate: Candidate, name: str) -> float:

@@ -1,0 +1,247 @@
+"""Replay: does a recorded decision still follow from its own evidence, and would other weights have chosen otherwise?
+
+A decision keeps the terms of its best candidates, the counts of the filters and the seed of its chance. What these
+leave open (ties that were not kept, a prefix's keys, the drawn loads of suspects) is said to agree, not to be the same.
+"""
+
+import math
+from collections.abc import Mapping
+from random import Random
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tokenfleet.core.decision import Candidate, Decision
+from tokenfleet.core.errors import BadRequestError, listed
+from tokenfleet.core.policy import TokenPilotPolicy
+from tokenfleet.core.tokenpilot.explain import how_told
+from tokenfleet.core.tokenpilot.filters import refusal_of
+from tokenfleet.core.tokenpilot.routing import How
+
+SECONDS_EQUAL = 1e-9  # relative and absolute: sums of recorded terms are taken in another order
+
+# same: the recorded evidence gives the choice again. agrees: it permits the choice, and can't show it whole.
+# different: it gives another one. no_choice: nothing was chosen, so there is nothing to replay.
+Outcome = Literal["same", "agrees", "different", "no_choice"]
+
+# Weights that scale a recorded term or bound the choice; the others change terms in ways that no record shows.
+REWEIGHED = (
+    "margin_weight",
+    "reuse_base",
+    "reuse_slope_per_s",
+    "reuse_max",
+    "decode_price_s",
+    "tie_min_s",
+    "tie_margin_share",
+    "tie_max_s",
+    "session_gain_min_s",
+    "session_gain_min_share",
+)
+
+
+class Rescored(Struct, frozen=True, kw_only=True):
+    """One decision replayed: `target` is what the evidence gives (empty: a refusal or no choice), `why` in words.
+
+    `candidates` are those that could have been chosen, with their terms under other weights.
+    """
+
+    decision: Decision
+    outcome: Outcome
+    target: str = ""
+    how: How = ""
+    why: str = ""
+    candidates: tuple[Candidate, ...] = ()
+
+
+def rescored(decision: Decision, weights: TokenPilotPolicy) -> Rescored:
+    """`decision` chosen again from what it recorded; `weights` are those of the policy revision that made it."""
+    if not decision.candidates:
+        return _refused(decision)
+    how = how_told(decision.sentence)
+    if problem := _inconsistent(decision):
+        return Rescored(decision=decision, outcome="different", how=how, why=problem)
+    chosen, rivals = decision.candidates[0], _rivals(decision)
+    best = min((chosen, *rivals), key=_rank)
+    limit_s = best.cost_s + _tie_s(best, weights, ratio_weight=weights.margin_weight)
+    known = Rescored(decision=decision, outcome="same", target=chosen.instance, how=how)
+    match how:
+        case "least_cost" if best is chosen:
+            return known
+        case "least_cost":
+            why = f"{best.instance} costs {_apart(chosen, best)} less"
+            return replace(known, outcome="different", target=best.instance, why=why)
+        case "session":
+            return _stayed(known, chosen, best, weights)
+        case "near_tie" | "prefix_home" if chosen.cost_s > limit_s + SECONDS_EQUAL:
+            why = f"{best.instance} costs {_apart(chosen, best)} less, which is no near-tie"
+            return replace(known, outcome="different", target=best.instance, why=why)
+        case "near_tie":
+            return _drawn(known, [each for each in (chosen, *rivals) if each.cost_s <= limit_s], limit_s)
+        case "prefix_home":
+            return replace(known, outcome="agrees", why="a near-tie; the prefix that chose among them is not recorded")
+        case "suspect" | "off":
+            return replace(known, outcome="agrees", why="drawn by load; the loads of the drawn are not recorded")
+        case _:
+            return replace(known, outcome="agrees", why="its sentence doesn't say how it was found")
+
+
+def reweighed(decision: Decision, weights: TokenPilotPolicy, changed: Mapping[str, float]) -> Rescored:
+    """What the candidates that `decision` kept would have given under `changed` weights, by name in REWEIGHED.
+
+    `different` when the recorded target would no longer be chosen or tied. Only kept candidates can win.
+    """
+    new = other_weights(weights, changed)
+    how = how_told(decision.sentence)
+    if not decision.candidates or how in ("suspect", "off"):
+        why = "no weight was asked" if decision.candidates else ""
+        target = decision.target if decision.candidates else ""
+        return Rescored(decision=decision, outcome="no_choice", target=target, how=how, why=why)
+    if (price := _reuse_price(decision, weights, new)) is None:
+        why = "the price of reuse stood at its bound, so the waiting behind it is not known"
+        return Rescored(decision=decision, outcome="agrees", target=decision.target, how=how, why=why)
+    chosen = _again(decision.candidates[0], weights, new, price)
+    rivals = [_again(each, weights, new, price) for each in _rivals(decision)]
+    best = min((chosen, *rivals), key=_rank)
+    known = Rescored(decision=decision, outcome="same", target=chosen.instance, how=how, candidates=(chosen, *rivals))
+    if how == "session":
+        return _stayed(known, chosen, best, new)
+    if chosen.cost_s <= best.cost_s + _tie_s(best, new, ratio_weight=new.margin_weight):
+        return known
+    why = f"{best.instance} would cost {_apart(chosen, best)} less"
+    return replace(known, outcome="different", target=best.instance, why=why)
+
+
+def other_weights(weights: TokenPilotPolicy, changed: Mapping[str, float]) -> TokenPilotPolicy:
+    """`weights` with `changed` ones. Raises BadRequestError for a name that can't be re-weighed or a value below 0."""
+    for name, value in changed.items():
+        if name not in REWEIGHED:
+            there_is = name in weights.__struct_fields__
+            problem = "changes terms that no decision records" if there_is else "is no weight of TokenPilot"
+            raise BadRequestError("weights", f"{name[:40]!r} {problem}; there is: {listed(REWEIGHED)}")
+        if not 0.0 <= value < math.inf:
+            raise BadRequestError("weights", f"{name} = {value:g} is not a number from 0 on")
+    return replace(weights, **changed)
+
+
+def _refused(decision: Decision) -> Rescored:
+    """A refusal by the hard filters follows from their counts; others chose nothing."""
+    removed = sum(decision.excluded.values())
+    if decision.verdict != "reject" or not removed or removed != decision.considered:
+        return Rescored(decision=decision, outcome="no_choice")
+    reason = refusal_of(decision.excluded)
+    if reason == decision.reason:
+        return Rescored(decision=decision, outcome="same")
+    return Rescored(decision=decision, outcome="different", why=f"the filters' counts give {reason}")
+
+
+def _rivals(decision: Decision) -> list[Candidate]:
+    """The kept candidates that could have been chosen instead."""
+    return [each for each in decision.candidates[1:] if not each.filtered]
+
+
+def _inconsistent(decision: Decision) -> str:
+    """What contradicts itself in the evidence, empty if nothing does."""
+    for each in decision.candidates:
+        ttft_s = each.wait_s + each.work_s + each.bias_s
+        cost_s = each.ttft_s + each.margin_s + each.reuse_s + each.kv_s + each.decode_s + each.weight_s
+        if not (_equal(ttft_s, each.ttft_s) and _equal(cost_s, each.cost_s)):
+            return f"the terms of {each.instance} don't add up to its cost"
+    if decision.candidates[0].instance != decision.target:
+        return f"its first candidate is {decision.candidates[0].instance}"
+    second = next((each for each in decision.candidates if each.instance == decision.runner_up), None)
+    if (
+        second is None
+        or decision.gap_s is None
+        or _equal(second.cost_s - decision.candidates[0].cost_s, decision.gap_s)
+    ):
+        return ""
+    return f"the gap to {second.instance} is not the difference of their costs"
+
+
+def _stayed(known: Rescored, last: Candidate, best: Candidate, weights: TokenPilotPolicy) -> Rescored:
+    """Whether a session's last instance is kept against the best."""
+    if last.cost_s - best.cost_s <= max(weights.session_gain_min_s, weights.session_gain_min_share * last.cost_s):
+        return known
+    why = f"{best.instance} costs {_apart(last, best)} less, enough to leave a session's instance"
+    return replace(known, outcome="different", target=best.instance, why=why)
+
+
+def _drawn(known: Rescored, near: list[Candidate], limit_s: float) -> Rescored:
+    """The draw among near-ties again, if all of them were kept."""
+    decision = known.decision
+    passed = decision.considered - sum(decision.excluded.values())
+    costliest_s = max(each.cost_s for each in decision.candidates[1:]) if len(decision.candidates) > 1 else 0.0
+    if 1 + len(_rivals(decision)) < passed and costliest_s <= limit_s:
+        return replace(known, outcome="agrees", why="a near-tie; more of them than were kept")
+    near.sort(key=lambda each: each.instance)
+    target = _draw(near, _chance(decision)).instance
+    if decision.target == target:
+        return known
+    return replace(known, outcome="different", target=target, why=f"the seeded draw gives {target}")
+
+
+def _chance(decision: Decision) -> Random:
+    """The chance that the request's id seeds; whatever FleetMind draws, it draws only for requests that leave."""
+    hop = 0 if decision.origin == decision.site else 1
+    return Random(f"{decision.request}/{decision.attempt}/{hop}")
+
+
+def _draw(near: list[Candidate], rng: Random) -> Candidate:
+    """One of them, by operator's weight."""
+    return rng.choices(near, weights=[_share(each) for each in near])[0]
+
+
+def _share(candidate: Candidate) -> float:
+    """The operator's weight behind weight_s = (1/share − 1) · ttft."""
+    return 1.0 / (1.0 + candidate.weight_s / candidate.ttft_s) if candidate.ttft_s > 0.0 else 1.0
+
+
+def _tie_s(best: Candidate, weights: TokenPilotPolicy, *, ratio_weight: float) -> float:
+    """How far above the least a cost may lie and be called equal, from the margin that `ratio_weight` weighed."""
+    spread_s = best.margin_s / ratio_weight if ratio_weight else 0.0
+    return min(max(weights.tie_min_s, weights.tie_margin_share * spread_s), max(weights.tie_min_s, weights.tie_max_s))
+
+
+def _reuse_price(decision: Decision, old: TokenPilotPolicy, new: TokenPilotPolicy) -> float | None:
+    """μ under the new weights; None when the old one stood at its bound and hides the mean backlog behind it."""
+    with_work = next((each for each in decision.candidates if each.work_s > 0.0), None)
+    if with_work is None:
+        return 0.0
+    price = with_work.reuse_s / with_work.work_s
+    if (new.reuse_base, new.reuse_slope_per_s, new.reuse_max) == (old.reuse_base, old.reuse_slope_per_s, old.reuse_max):
+        return price
+    at_bound = price >= old.reuse_max - SECONDS_EQUAL
+    mean_s = (price - old.reuse_base) / old.reuse_slope_per_s if old.reuse_slope_per_s else 0.0
+    again = new.reuse_base + new.reuse_slope_per_s * mean_s
+    if again >= new.reuse_max:  # at its bound now, whatever more the mean was
+        return new.reuse_max
+    if at_bound or (not old.reuse_slope_per_s and new.reuse_slope_per_s):
+        return None
+    return again
+
+
+def _again(candidate: Candidate, old: TokenPilotPolicy, new: TokenPilotPolicy, price: float) -> Candidate:
+    """The candidate with its terms under the new weights."""
+    margin_s = candidate.margin_s * _factor(old.margin_weight, new.margin_weight)
+    decode_s = candidate.decode_s * _factor(old.decode_price_s, new.decode_price_s)
+    reuse_s = price * candidate.work_s
+    cost_s = candidate.ttft_s + margin_s + reuse_s + candidate.kv_s + decode_s + candidate.weight_s
+    return replace(candidate, cost_s=cost_s, margin_s=margin_s, reuse_s=reuse_s, decode_s=decode_s)
+
+
+def _factor(old: float, new: float) -> float:
+    """A term that weighed nothing left no trace, so it can't be given weight."""
+    return new / old if old else 1.0
+
+
+def _rank(candidate: Candidate) -> tuple[float, str]:
+    return candidate.cost_s, candidate.instance
+
+
+def _apart(dear: Candidate, cheap: Candidate) -> str:
+    return f"{(dear.cost_s - cheap.cost_s) * 1000:,.1f} ms"
+
+
+def _equal(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=SECONDS_EQUAL, abs_tol=SECONDS_EQUAL)
