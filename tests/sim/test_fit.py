@@ -77,6 +77,10 @@ def prefill_s(profile: Profile, tokens: int) -> float:
     return profile.step_s(prefill_tokens=tokens, pairs=tokens**2 / 2, decodes=0, context_tokens=0)
 
 
+def decode_s(profile: Profile, decodes: int) -> float:
+    return profile.step_s(prefill_tokens=0, pairs=0.0, decodes=decodes, context_tokens=decodes * 10_000)
+
+
 def off(fitted: Fitted, true: Profile) -> dict[str, float]:
     """Relative errors of the coefficients."""
     return {each.name: abs(each.value / true_value(each, true) - 1.0) for each in fitted.coefficients}
@@ -101,6 +105,8 @@ def test_two_engines_give_back_their_profile_from_a_base_that_is_wrong(factor: f
     assert max(fitted.prefill_error, fitted.decode_error) < 0.01
     for prompt in (256, 1_024, 4_096):
         assert prefill_s(fitted.profile, prompt) == pytest.approx(prefill_s(L70, prompt), rel=0.01)
+    for decodes in (1, 32, 64, 128, 256):  # some 30 were seen
+        assert decode_s(fitted.profile, decodes) == pytest.approx(decode_s(L70, decodes), rel=0.02)
 
 
 def test_an_engine_whose_steps_grow_with_the_batch_gives_back_its_points(tmp_path: Path) -> None:

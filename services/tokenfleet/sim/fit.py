@@ -164,9 +164,25 @@ def _solved(
         token_s=token,
         pair_s=pair,
         context_s=context,
-        floor_points=tuple(zip(knots, decode, strict=True)),
+        floor_points=_beyond(list(zip(knots, decode, strict=True)), step, token, base.sequences_max),
     )
     return profile, told
+
+
+def _beyond(
+    points: list[tuple[int, float]], step_s: float, token_s: float, decodes_max: int
+) -> tuple[tuple[int, float], ...]:
+    """The points, and what is supposed of larger batches: as long as the last, then as a prefill step of as many.
+
+    Never longer than that: a floor above a prefill step would be taken for its cause.
+    """
+    last, last_s = points[-1]
+    level = math.ceil((last_s - step_s) / token_s) if token_s > 0.0 else decodes_max
+    if last < level < decodes_max:
+        points.append((level, last_s))
+    if last < decodes_max:
+        points.append((decodes_max, max(last_s, step_s + token_s * decodes_max)))
+    return tuple(points)
 
 
 def _least_squares(rows: Floats, seconds: Floats, known: Floats) -> tuple[Floats, Floats]:
