@@ -1,5 +1,6 @@
 """The simulated fleet: what gateways get to see, and when; and that every request ends once."""
 
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -8,17 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.sim.worlds import BAD_LINKS, TINY, Holder, Recorder, fates, fleet, kept, row, transcript
+from tests.sim.worlds import BAD_LINKS, TINY, Announcer, Holder, Recorder, fates, fleet, kept, row, transcript
 from tokenfleet.core.accounts import Feedback
 from tokenfleet.core.decision import Request
-from tokenfleet.core.policy import LedgerPolicy
+from tokenfleet.core.policy import LedgerPolicy, TokenPilotPolicy
 from tokenfleet.core.records import (
     CapacityShard,
     KvDelta,
     KvSnapshot,
     OutcomeEvent,
     PlacementEnvelope,
-    PlacementEvent,
 )
 from tokenfleet.sim.engine.events import BlocksRemoved, BlocksStored, Event, Finished, Job
 from tokenfleet.sim.engine.machine import EngineMachine
@@ -138,17 +138,6 @@ def test_a_block_that_comes_and_goes_within_one_step_is_no_change() -> None:
     assert book.delta([]) is None
 
 
-class Announcer(Recorder):
-    """Publishes what it places and how it goes, as a replica with a ledger does."""
-
-    def route(self, request: Request, now_s: float) -> Answer:
-        answer = super().route(request, now_s)
-        self.setup.publish(
-            PlacementEvent(kind="ended", decision=request.id, request=request.id, attempt=0, instance=answer.instance)
-        )
-        return answer
-
-
 def test_placements_reach_the_other_gateways_after_the_delay_and_never_their_own() -> None:
     made: list[Recorder] = []
     links = Links(placements=LinkTerms(delay_s=0.02))
@@ -169,6 +158,23 @@ def test_a_held_request_goes_out_when_it_is_released_and_its_wait_counts() -> No
     assert (first.attempt_s, first.elapsed_s) == (pytest.approx(0.060), pytest.approx(0.210))
 
 
+def test_a_first_token_lets_the_next_held_request_go_at_that_very_moment() -> None:
+    class OneByOne(Holder):
+        """Sends one request at a time, to the one engine."""
+
+        def released(self, now_s: float) -> Sequence[Answer]:
+            ended = [event for _, event in self.of(OutcomeEvent) if event.kind == "finished"]
+            if len(ended) < len(self.of(Request)) or not self.held:
+                return []
+            return [Recorder.route(self, self.held.pop(0)[1], now_s)]
+
+    arrivals = [row(0.0, prompt=64, out=1), row(0.01, prompt=64, out=1)]
+    first, second = fleet(kept([], OneByOne), instances=1).serve(arrivals)
+    assert first.dispatched_s == pytest.approx(0.05)
+    assert second.dispatched_s == first.first_token_s == pytest.approx(0.05 + 0.074)
+    assert second.finished_s == pytest.approx(0.05 + 2 * 0.074)
+
+
 def test_what_is_held_for_ever_is_unfinished_and_the_run_ends() -> None:
     class Keeper(Holder):
         wait_s = 1e9
@@ -185,6 +191,33 @@ def test_a_refused_request_runs_nowhere() -> None:
     made: list[Recorder] = []
     [served] = fleet(kept(made, Refuser)).serve([row(0.0)])
     assert (fates([served]), served.refused, made[0].of(OutcomeEvent)) == (["refused"], "all_busy", [])
+    assert len(made[0].of(CapacityShard)) == 1  # nothing is open, so the run is over
+
+
+def test_a_first_token_tells_what_the_engine_found_cached() -> None:
+    made: list[Recorder] = []
+    fleet(kept(made), instances=1).serve([row(0.0, prompt=128, chain=1), row(1.0, prompt=128, chain=1)])
+    cached = [(event.kind, event.cached_tokens) for _, event in made[0].of(OutcomeEvent)]
+    assert cached == [("first_token", 0), ("finished", 0), ("first_token", 112), ("finished", 112)]
+
+
+def test_pilots_hear_of_one_another_s_placements() -> None:
+    made: list[Pilot] = []
+
+    def make_router(setup: Setup) -> Pilot:
+        made.append(Pilot(setup))
+        return made[-1]
+
+    known: list[list[int]] = []
+    links = Links(placements=LinkTerms(delay_s=0.02))
+    world = fleet(make_router, gateways=3, links=links)
+    world.serve([row(0.1, prompt=500, out=300)], progress=lambda _: known.append([len(p.site.ledger) for p in made]))
+    assert known[1:4] == [[1, 1, 1]] * 3
+
+
+def test_without_lessons_a_policy_takes_its_coefficients_as_they_are() -> None:
+    assert policy_of(TINY).tokenpilot.unlearned_factor == 1.0
+    assert policy_of(TINY, learning=True).tokenpilot == TokenPilotPolicy()
 
 
 @pytest.mark.parametrize("make_router", [Pilot, Recorder], ids=["pilot", "recorder"])

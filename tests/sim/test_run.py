@@ -10,9 +10,11 @@ import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
-from tests.sim.worlds import TINY, Holder, Recorder, row
+from tests.sim.worlds import TINY, Announcer, Holder, Recorder, kept, row
+from tokenfleet.core.accounts import Feedback
 from tokenfleet.core.decision import Request
 from tokenfleet.core.errors import PolicyError
+from tokenfleet.core.records import PlacementEnvelope
 from tokenfleet.sim.commands import sim_app
 from tokenfleet.sim.measure import loads_of, prefill_s, quantiles
 from tokenfleet.sim.pilot import model_of
@@ -90,13 +92,27 @@ def test_refused_and_unfinished_requests_count_as_misses_in_every_percentile(tmp
     refused = ran(tmp_path, make_router=Refuser).result
     assert (refused.rejected, refused.completed, refused.measured) == (15, 135, 150)
     assert refused.ttft_s.p50 is not None
+    assert refused.rho == pytest.approx(0.9 * ran(tmp_path, make_router=Recorder).result.rho)
     assert (refused.ttft_s.p95, refused.ttft_s.mean, refused.e2e_s.p99) == (None, None, None)
 
     class Keeper(Holder):
         wait_s = 1e9
 
-    kept = ran(tmp_path, make_router=Keeper, drain_max_s=5.0).result
-    assert (kept.unfinished, kept.completed, kept.ttft_s.p50) == (150, 0, None)
+    held = ran(tmp_path, make_router=Keeper, drain_max_s=5.0).result
+    assert (held.unfinished, held.completed, held.ttft_s.p50) == (150, 0, None)
+
+
+def test_the_event_delay_is_the_placements_link_and_learning_sends_lessons(tmp_path: Path) -> None:
+    made: list[Recorder] = []
+    ran(tmp_path, make_router=kept(made, Announcer), gateways=2, event_delay_s=0.7, learning=True)
+    sent = {request.id: at_s for gateway in made for at_s, request in gateway.of(Request)}
+    heard = [(at_s, envelope.events[0].request) for at_s, envelope in made[0].of(PlacementEnvelope)]
+    assert heard == [(sent[request] + 0.7, request) for _, request in heard]
+    assert len(heard) > 20
+    assert len(made[0].of(Feedback)) > 10
+    made.clear()
+    ran(tmp_path, make_router=kept(made))
+    assert (made[0].of(PlacementEnvelope), made[0].of(Feedback)) == ([], [])
 
 
 def test_the_load_is_stand_alone_prefill_seconds_of_what_was_admitted() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from tokenfleet.core.decision import Request
-from tokenfleet.core.records import OutcomeEvent
+from tokenfleet.core.records import OutcomeEvent, PlacementEvent
 from tokenfleet.sim.fleet import Fleet, FleetTerms
 from tokenfleet.sim.links import Links, LinkTerms
 from tokenfleet.sim.profiles import Profile
@@ -71,6 +71,17 @@ class Recorder:
         return [(at_s, what) for at_s, what in self.seen if isinstance(what, kind)]
 
 
+class Announcer(Recorder):
+    """Publishes what it places and how it goes, as a replica with a ledger does."""
+
+    def route(self, request: Request, now_s: float) -> Answer:
+        answer = super().route(request, now_s)
+        self.setup.publish(
+            PlacementEvent(kind="ended", decision=request.id, request=request.id, attempt=0, instance=answer.instance)
+        )
+        return answer
+
+
 class Holder(Recorder):
     """Holds every request until `wait_s` after its arrival, or for ever."""
 
@@ -78,19 +89,19 @@ class Holder(Recorder):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        self._held: list[tuple[float, Request]] = []
+        self.held: list[tuple[float, Request]] = []
 
     @property
     def holding(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]  # a plain 0 in the parent
-        return len(self._held)
+        return len(self.held)
 
     def route(self, request: Request, now_s: float) -> Answer:
-        self._held.append((now_s, request))
+        self.held.append((now_s, request))
         return Answer(request=request.id)
 
     def released(self, now_s: float) -> Sequence[Answer]:
-        due = [request for at_s, request in self._held if at_s + self.wait_s <= now_s]
-        self._held = [(at_s, request) for at_s, request in self._held if at_s + self.wait_s > now_s]
+        due = [request for at_s, request in self.held if at_s + self.wait_s <= now_s]
+        self.held = [(at_s, request) for at_s, request in self.held if at_s + self.wait_s > now_s]
         return [super(Holder, self).route(request, now_s) for request in due]
 
 
