@@ -13,8 +13,9 @@ from google.rpc import error_details_pb2, status_pb2
 from tests.core.fleets import Town
 from tokenfleet.adapters.clock import monotonic_s
 from tokenfleet.adapters.codec import decode, encode
+from tokenfleet.adapters.desk import Desk
 from tokenfleet.adapters.grpc_server import STATUS_DETAILS_KEY, GrpcServer
-from tokenfleet.adapters.services import SERVICE_NAMES, Desk, registers
+from tokenfleet.adapters.services import SERVICE_NAMES, registers
 from tokenfleet.adapters.topics import Topic
 from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2
 

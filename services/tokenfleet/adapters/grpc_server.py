@@ -4,6 +4,7 @@ A domain error becomes a status in the one table STATUS_OF, with `google.rpc.Err
 waiting helps); anything else is INTERNAL with an id that the log names, never a stack trace to the caller.
 """
 
+import asyncio
 import logging
 import socket
 import uuid
@@ -32,6 +33,7 @@ from tokenfleet.core.errors import (
     UnknownSiteError,
     UnknownTenantError,
 )
+from tokenfleet.wire.v1 import scheduler_pb2
 
 log = logging.getLogger(__name__)
 
@@ -159,6 +161,18 @@ def status_of(error: Exception, *, method: str) -> status_pb2.Status:
     return status_pb2.Status(code=code, message=str(error), details=details)
 
 
+def problem_of(error: Exception, *, method: str) -> scheduler_pb2.Problem:
+    """The same as a value, for one request of a stream that goes on."""
+    status = status_of(error, method=method)
+    problem = scheduler_pb2.Problem(code=status.code, message=status.message)
+    problem.reason = reason_of(type(error)) if isinstance(error, TokenFleetError) else "INTERNAL"
+    if isinstance(error, BadRequestError):
+        problem.field = error.field
+    if status.code == code_pb2.UNAVAILABLE:
+        problem.retry_after_s = RETRY_WHEN_NOT_READY_S
+    return problem
+
+
 def reason_of(kind: type[TokenFleetError]) -> str:
     """UPPER_SNAKE name of an error: UnknownModelError is UNKNOWN_MODEL."""
     name = kind.__name__.removesuffix("Error")
@@ -202,13 +216,21 @@ def _streaming(
         try:
             await _refuse_overdue(context)
             async for message in handler(read(raw), context):
-                yield message
+                await _write(context, message)
         except GRPCS_OWN:
             raise
         except Exception as error:
             await _abort(context, status_of(error, method=method))
 
     return answer
+
+
+async def _write(context: grpc.aio.ServicerContext[Any, Any], message: Any) -> None:
+    """Returns when there is room for more. Who asked may leave with answers on the way: that is nobody's failure."""
+    try:
+        await context.write(message)
+    except grpc.aio.InternalError as error:
+        raise asyncio.CancelledError from error
 
 
 async def _refuse_overdue(context: grpc.aio.ServicerContext[Any, Any]) -> None:

@@ -14,6 +14,7 @@ import uvloop
 from prometheus_client import Counter, Gauge, Histogram
 
 from tokenfleet.adapters.clock import monotonic_s, wall_s
+from tokenfleet.adapters.desk import Desk
 from tokenfleet.adapters.grpc_server import GrpcServer
 from tokenfleet.adapters.hearing import hear
 from tokenfleet.adapters.kafka import Kafka
@@ -22,7 +23,7 @@ from tokenfleet.adapters.kafka_reading import BEGINNING, LAST, Record, ago
 from tokenfleet.adapters.policy_file import load_policy
 from tokenfleet.adapters.running import run_process, watched
 from tokenfleet.adapters.sender import Sender
-from tokenfleet.adapters.services import SERVICE_NAMES, Desk, registers
+from tokenfleet.adapters.services import SERVICE_NAMES, registers
 from tokenfleet.adapters.settings import DecideSettings
 from tokenfleet.adapters.spool import Spool
 from tokenfleet.adapters.status import Status

@@ -1,0 +1,177 @@
+"""Desk: decides for whoever asks one replica, and writes what must not be lost before anybody is answered.
+
+No call waits for Kafka or PostgreSQL: records go to the outbox, many decisions' in one envelope where they came
+together.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+from prometheus_client import Counter, Gauge, Histogram
+
+from tokenfleet.adapters.clock import monotonic_s, wall_s
+from tokenfleet.adapters.messages import outcome_from_wire, request_from_wire
+from tokenfleet.adapters.topics import DECISIONS, OUTCOMES, PLACEMENTS, Topic, partition_of
+from tokenfleet.core.asked import Ids, Steps
+from tokenfleet.core.decision import Decision
+from tokenfleet.core.errors import NotKeptError, TableNotReadyError
+from tokenfleet.core.records import (
+    DecisionEnvelope,
+    OutcomeEnvelope,
+    OutcomeEvent,
+    PlacementEnvelope,
+    PlacementEvent,
+)
+from tokenfleet.core.schedule import decide
+from tokenfleet.core.site import Site
+from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2, scheduler_pb2
+
+DECISIONS_COUNTED = Counter(
+    "tokenfleet_decisions_total", "Decisions answered", ["verdict", "reason", "mode", "request_class"]
+)
+DECIDED_IN = Histogram(
+    "tokenfleet_decision_seconds",
+    "Time to decide, without the network",
+    buckets=(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
+)
+OUTCOMES_COUNTED = Counter("tokenfleet_outcome_events_total", "Outcome events taken", ["kind"])
+TELEMETRY_AGE = Gauge("tokenfleet_telemetry_age_seconds", "Age of the youngest telemetry at the last decision")
+
+
+class Outbox(Protocol):
+    """Where records go that must reach Kafka even when it is away now."""
+
+    def put(self, topic: Topic[Any], site: str, message: Any, *, partition: int) -> bool:
+        """Keeps `message`; when it returns it survives the end of this process. False when it is lost, and counted."""
+        ...
+
+
+class Desk:
+    """Answers on `site` for one replica. `start` counts this replica's starts; `ready` says whether tables are read."""
+
+    def __init__(
+        self, site: Site, outbox: Outbox, *, start: int, partitions: Callable[[str], int], ready: Callable[[], bool]
+    ) -> None:
+        self.site = site
+        self._outbox = outbox
+        self._start = start
+        self._partitions = partitions
+        self._ready = ready
+        self._decisions = 0
+        self._envelopes = 0
+        self._unwritten = _Unwritten()
+
+    def decide(self, message: decision_pb2.Request, steps: Steps, *, dry_run: bool) -> Decision:
+        """The decision on one call. A repeated call gets its first answer again."""
+        try:
+            return self._decided(message, steps, dry_run=dry_run)
+        finally:
+            self._write()
+
+    def decide_each(self, asked: Iterable[scheduler_pb2.RouteRequest], steps: Steps) -> list[Decision | Exception]:
+        """The decision on each request in order, or the error in its place; a later one sees the earlier placed."""
+        answers: list[Decision | Exception] = []
+        for each in asked:
+            try:
+                answers.append(self._decided(each.request, steps, dry_run=each.dry_run))
+            except Exception as error:
+                answers.append(error)
+        self._write()
+        return answers
+
+    def report(self, message: outcomes_pb2.OutcomeEvent) -> None:
+        """Takes one outcome event: the ledger at once, the record by the outbox.
+
+        Raises BadRequestError, TableNotReadyError, NotKeptError: another replica, or this one in a second, can take it.
+        """
+        self._refuse_unready()
+        reported = outcome_from_wire(message, site=self.site.name, received_wall_s=wall_s())
+        now_s = monotonic_s()
+        event, change = self.site.settled(reported, now_s=now_s)
+        if change is not None:
+            self._place(change, session="", now_s=now_s)
+            self._write()
+        if not self._tell([event], partition=self._partition_of(event)):
+            raise NotKeptError("the disk takes no more reports; another replica can, or this one when there is room")
+        OUTCOMES_COUNTED.labels(event.kind).inc()
+
+    def _decided(self, message: decision_pb2.Request, steps: Steps, *, dry_run: bool) -> Decision:
+        self._refuse_unready()
+        request = request_from_wire(message, site=self.site.name, dry_run=dry_run)
+        began_s = monotonic_s()
+        repeats = self.site.repeats
+        if not dry_run and (before := repeats.answered(request, steps, now_s=began_s)) is not None:
+            return before
+        self._decisions += 1
+        ids = Ids(decision=self._name(self._decisions), now_wall_s=wall_s())
+        decided = decide(self.site, request, steps, ids, now_s=began_s)
+        decision = replace(decided.decision, took_s=monotonic_s() - began_s)
+        if not dry_run:
+            if decided.placement is not None:
+                self._place(decided.placement, session=request.session, now_s=began_s)
+            if decided.outcome is not None:
+                self._unwritten.outcomes.setdefault(self._partition_of(decided.outcome), []).append(decided.outcome)
+            self._unwritten.decisions.append(decision)
+            repeats.answer(request, steps, decision, now_s=began_s)
+            self._count(decision)
+        return decision
+
+    def _refuse_unready(self) -> None:
+        if not self._ready():
+            raise TableNotReadyError("the tables are still being read; ask again in a second")
+
+    def _name(self, number: int) -> str:
+        return f"{self.site.name}-{self.site.replica}-{self._start}-{number}"
+
+    def _place(self, event: PlacementEvent, *, session: str, now_s: float) -> None:
+        """Counts a change of the ledger here at once; `_write` tells the others."""
+        partition = partition_of(event.instance, self._partitions(PLACEMENTS.name))
+        self._unwritten.placements.setdefault(partition, []).append(event)
+        self.site.placed(event, partition=partition, session=session, now_s=now_s)
+
+    def _write(self) -> None:
+        """Puts all that is not written yet into the outbox: placements first, evidence last."""
+        unwritten, self._unwritten = self._unwritten, _Unwritten()
+        for partition, placed in unwritten.placements.items():
+            self._envelopes += 1
+            placements = PlacementEnvelope(
+                site=self.site.name,
+                replica=self.site.replica,
+                start=str(self._start),
+                n=self._envelopes,
+                events=tuple(placed),
+            )
+            self._outbox.put(PLACEMENTS, self.site.name, placements, partition=partition)
+        for partition, outcomes in unwritten.outcomes.items():
+            self._tell(outcomes, partition=partition)
+        if unwritten.decisions:
+            decisions = DecisionEnvelope(
+                site=self.site.name, replica=self.site.replica, decisions=tuple(unwritten.decisions)
+            )
+            partition = partition_of(self.site.replica, self._partitions(DECISIONS.name))
+            self._outbox.put(DECISIONS, self.site.name, decisions, partition=partition)
+
+    def _tell(self, events: Sequence[OutcomeEvent], *, partition: int) -> bool:
+        envelope = OutcomeEnvelope(
+            site=self.site.name, replica=self.site.replica, sent_wall_s=wall_s(), events=tuple(events)
+        )
+        return self._outbox.put(OUTCOMES, self.site.name, envelope, partition=partition)
+
+    def _partition_of(self, event: OutcomeEvent) -> int:
+        return partition_of(event.request, self._partitions(OUTCOMES.name))
+
+    def _count(self, decision: Decision) -> None:
+        DECISIONS_COUNTED.labels(decision.verdict, decision.reason, decision.mode, decision.request_class).inc()
+        DECIDED_IN.observe(decision.took_s)
+        if decision.age_s is not None:
+            TELEMETRY_AGE.set(decision.age_s)
+
+
+class _Unwritten:
+    """What was decided and is in no outbox yet, by partition where that matters; empty between two calls."""
+
+    def __init__(self) -> None:
+        self.placements: dict[int, list[PlacementEvent]] = {}
+        self.outcomes: dict[int, list[OutcomeEvent]] = {}
+        self.decisions: list[Decision] = []
