@@ -117,7 +117,13 @@ class Town:
         """The answer now, counted in the ledger."""
         decided = self.decide(request, steps=steps)
         if decided.placement is not None:
-            self.site.placed(decided.placement, partition=0, session=request.session, now_s=self.now_s)
+            self.site.placed(
+                decided.placement,
+                partition=0,
+                session=request.session,
+                now_s=self.now_s,
+                block_keys=request.block_keys,
+            )
         return decided.decision
 
     def hears_outcome(self, decision: Decision, kind: Any, **facts: Any) -> OutcomeEvent:

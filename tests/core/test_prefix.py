@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.builders import digest, keys, snapshot, stored
 from tokenfleet.core.block_table import BlockTable, slots
+from tokenfleet.core.expected import Expected
 from tokenfleet.core.kv_stream import DOUBT_MAX_S
 from tokenfleet.core.prefix import PrefixIndex
 from tokenfleet.core.records import KvRecord
@@ -246,7 +247,7 @@ def test_retired_slots_are_swept_and_used_again() -> None:
     table.sweep(100)
     assert table.open() == first
     assert len(table) == 3
-    assert table.runs(keys(1, 2, 3), among=1 << stays) == [(3, 1 << stays)]
+    assert table.runs(keys(1, 2, 3), 1 << stays, Expected()) == [(3, 1 << stays)]
 
 
 @given(
@@ -275,7 +276,7 @@ def test_the_table_says_what_a_set_per_holder_says(steps: list[tuple[int, str, s
             table.sweep(3)
         among = sum(1 << each for each in held)
         wanted = list(range(1, 13))
-        found = {s: n for n, bits in table.runs(keys(*wanted), among) for s in slots(bits)}
+        found = {s: n for n, bits in table.runs(keys(*wanted), among, Expected()) for s in slots(bits)}
         naive = {s: next((n for n, key in enumerate(wanted) if key not in have), 12) for s, have in held.items()}
         assert found == {s: n for s, n in naive.items() if n}
 

@@ -90,7 +90,7 @@ class Desk:
         now_s = monotonic_s()
         event, change = self.site.settled(reported, now_s=now_s)
         if change is not None:
-            self._place(change, session="", now_s=now_s)
+            self._place(change, now_s=now_s)
             self._write()
         if not self._tell([event], partition=self._partition_of(event)):
             raise NotKeptError("the disk takes no more reports; another replica can, or this one when there is room")
@@ -109,7 +109,7 @@ class Desk:
         decision = replace(decided.decision, took_s=monotonic_s() - began_s)
         if not dry_run:
             if decided.placement is not None:
-                self._place(decided.placement, session=request.session, now_s=began_s)
+                self._place(decided.placement, now_s=began_s, session=request.session, block_keys=request.block_keys)
             if decided.outcome is not None:
                 self._unwritten.outcomes.setdefault(self._partition_of(decided.outcome), []).append(decided.outcome)
             self._unwritten.decisions.append(decision)
@@ -124,11 +124,11 @@ class Desk:
     def _name(self, number: int) -> str:
         return f"{self.site.name}-{self.site.replica}-{self._start}-{number}"
 
-    def _place(self, event: PlacementEvent, *, session: str, now_s: float) -> None:
+    def _place(self, event: PlacementEvent, *, now_s: float, session: str = "", block_keys: bytes = b"") -> None:
         """Counts a change of the ledger here at once; `_write` tells the others."""
         partition = partition_of(event.instance, self._partitions(PLACEMENTS.name))
         self._unwritten.placements.setdefault(partition, []).append(event)
-        self.site.placed(event, partition=partition, session=session, now_s=now_s)
+        self.site.placed(event, partition=partition, session=session, now_s=now_s, block_keys=block_keys)
 
     def _write(self) -> None:
         """Puts all that is not written yet into the outbox: placements first, evidence last."""

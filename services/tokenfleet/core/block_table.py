@@ -11,6 +11,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from tokenfleet.core.expected import Expected
+
 
 class Change(Struct, frozen=True):
     """How many keys a call really stored or removed, and their XOR."""
@@ -97,14 +99,14 @@ class BlockTable:
             gone.append(key)
         return _change(gone, packed)
 
-    def runs(self, keys: bytes, among: int) -> list[tuple[int, int]]:
-        """(blocks, bitset) for the slots of bitset `among`, longest first: all whose unbroken run from the start of
-        `keys` is exactly that long. Slots without the first key are left out."""
+    def runs(self, keys: bytes, among: int, expected: Expected) -> list[tuple[int, int]]:
+        """(blocks, bitset) for the slots of bitset `among` and those that expect blocks, longest first: all whose
+        unbroken run from the start of `keys` is exactly that long. Slots without the first key are left out."""
         found: list[tuple[int, int]] = []
-        holders, walked, alive = self._holders, 0, among
+        holders, coming, walked, alive = self._holders, expected.holders, 0, among | expected.slots
         wanted: list[int] = np.frombuffer(keys, "<u8").tolist()
         for key in wanted:
-            left = holders.get(key, 0) & alive
+            left = ((holders.get(key, 0) & among) | coming.get(key, 0)) & alive
             if left != alive:
                 if walked:
                     found.append((walked, alive ^ left))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenfleet.core.block_table import BlockTable, Census, slots
+from tokenfleet.core.expected import Expected
 from tokenfleet.core.kv_stream import KvStream
 from tokenfleet.core.records import KvDelta, KvDigest, KvRecord, KvState
 
@@ -23,13 +24,12 @@ class PrefixIndex:
         self._streams: dict[str, KvStream] = {}
         self._instances: dict[int, str] = {}  # slot → instance, of those that get credit
         self._credited = 0
+        self._expected = Expected()
         self.changed: set[str] = set()  # instances whose slot or state changed; the reader empties it
 
     def apply(self, record: KvRecord) -> None:
         """A change or a part of a snapshot of one instance. Old, repeated and foreign lives' records change nothing."""
-        stream = self._streams.get(record.instance)
-        if stream is None:
-            stream = self._streams[record.instance] = KvStream(self._table)
+        stream = self._stream(record.instance)
         before = self._debit(stream)
         if isinstance(record, KvDelta):
             stream.delta(record)
@@ -37,6 +37,8 @@ class PrefixIndex:
         else:
             stream.snapshot(record)
             keys = len(record.keys) // 8
+        if stream.slot != before[0]:
+            self._expected.clear(before[0])
         if self._credit(record.instance, stream) != before:
             self.changed.add(record.instance)
         self._table.sweep(min(SWEPT_AT_LEAST + SWEPT_PER_KEY * keys, SWEPT_AT_MOST))
@@ -54,17 +56,26 @@ class PrefixIndex:
         return stream.state
 
     def hits(self, keys: bytes) -> dict[str, int]:
-        """Instance → blocks of `keys` that it holds from the first on without a break; absent: none."""
-        found: dict[str, int] = {}
-        for blocks, bitset in self._table.runs(keys, self._credited):
-            for slot in slots(bitset):
-                found[self._instances[slot]] = blocks
-        return found
+        """Instance → blocks of `keys` that it holds, or will hold, from the first on without a break; absent: none."""
+        depths = self.depths(keys)
+        return {name: int(depths[stream.slot]) for name, stream in self._streams.items() if depths[stream.slot]}
+
+    def expect(self, instance: str, decision: str, keys: bytes, *, now_s: float) -> None:
+        """`decision` sends a prompt with these blocks to the instance."""
+        self._expected.add(decision, self._stream(instance).slot, keys, now_s=now_s)
+
+    def came(self, decision: str, *, now_s: float) -> None:
+        """Its first token came: what was expected is computed, and the engine tells of it soon."""
+        self._expected.came(decision, now_s=now_s)
+
+    def unexpect(self, decision: str) -> None:
+        """It ended without a first token."""
+        self._expected.drop(decision)
 
     def depths(self, keys: bytes) -> NDArray[np.float64]:
         """Blocks of `keys` held from the first on without a break, by slot; the last is 0: no credit."""
         depths = np.zeros(self._table.slots_opened + 1)
-        for blocks, bitset in self._table.runs(keys, self._credited):
+        for blocks, bitset in self._table.runs(keys, self._credited, self._expected):
             if bitset.bit_count() <= FEW_SLOTS:
                 for slot in slots(bitset):
                     depths[slot] = blocks
@@ -74,9 +85,9 @@ class PrefixIndex:
         return depths
 
     def slot(self, instance: str) -> int:
-        """The instance's place in `depths`, −1 without credit."""
+        """The instance's place in `depths`, −1 when nothing was ever heard of its blocks."""
         stream = self._streams.get(instance)
-        return stream.slot if stream is not None and stream.state != "none" else -1
+        return stream.slot if stream is not None else -1
 
     def census(self, instances: Iterable[str]) -> Census:
         """The blocks that any of `instances` holds with credit, as of now; it may be counted in another thread."""
@@ -112,7 +123,15 @@ class PrefixIndex:
         """The instance is gone."""
         if (stream := self._streams.pop(instance, None)) is not None:
             self._debit(stream)
+            self._expected.clear(stream.slot)
             stream.close()
+
+    def _stream(self, instance: str) -> KvStream:
+        stream = self._streams.get(instance)
+        if stream is None:
+            stream = self._streams[instance] = KvStream(self._table)
+            self.changed.add(instance)
+        return stream
 
     def _debit(self, stream: KvStream) -> tuple[int, KvState]:
         if self._instances.pop(stream.slot, None) is not None:

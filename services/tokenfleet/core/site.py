@@ -165,9 +165,17 @@ class Site:
             if tenant_entry(tenant, tenants=policy.tenants, default_tenant=policy.default_tenant) == entry
         )
 
-    def placed(self, event: PlacementEvent, *, partition: int, session: str, now_s: float) -> None:
-        """Counts an own placement at once, before it is read back."""
+    def placed(
+        self, event: PlacementEvent, *, partition: int, session: str, now_s: float, block_keys: bytes = b""
+    ) -> None:
+        """Counts an own placement at once, before it is read back, with the blocks that it will bring about."""
         self.ledger.apply(event, partition=partition, now_s=now_s)
+        if event.kind == "placed":
+            self.prefix.expect(event.instance, event.decision, block_keys, now_s=now_s)
+        elif event.kind == "first_token":
+            self.prefix.came(event.decision, now_s=now_s)
+        elif event.kind == "ended":
+            self.prefix.unexpect(event.decision)
         if event.kind != "placed" or event.entry is None:
             return
         self.failures.probed(event.instance, now_s)

@@ -49,7 +49,7 @@ class Pilot:
         decision = decided.decision
         if decided.placement is None:
             return Answer(request=request.id, decision=decision.id, refused=decision.reason)
-        self._place(decided.placement, now_s, session=request.session)
+        self._place(decided.placement, now_s, session=request.session, block_keys=request.block_keys)
         return Answer(request=request.id, decision=decision.id, instance=decision.target)
 
     def released(self, now_s: float) -> Sequence[Answer]:
@@ -65,9 +65,9 @@ class Pilot:
             self._place(change, now_s)
         return event
 
-    def _place(self, event: PlacementEvent, now_s: float, *, session: str = "") -> None:
+    def _place(self, event: PlacementEvent, now_s: float, *, session: str = "", block_keys: bytes = b"") -> None:
         self._publish(event)
-        self.site.placed(event, partition=0, session=session, now_s=now_s)
+        self.site.placed(event, partition=0, session=session, now_s=now_s, block_keys=block_keys)
 
 
 def policy_of(

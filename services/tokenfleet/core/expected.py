@@ -1,0 +1,90 @@
+"""Expected: blocks that a placement will bring about, believed from dispatch until the engine can have told of them.
+
+An engine tells of a block when it has computed it, a moment after the first token; the siblings of a burst come before.
+"""
+
+import heapq
+
+import numpy as np
+from msgspec import Struct
+
+AFTER_FIRST_TOKEN_S = 2.0  # by then the engine's own events are here, or they are lost
+UNHEARD_MAX_S = 60.0  # a placement that is never heard of again
+
+
+class Expected:
+    """Blocks on their way, as a dict from key to a bitset of slots (core.block_table)."""
+
+    def __init__(self) -> None:
+        self.holders: dict[int, int] = {}
+        self.slots = 0  # bitset of those that expect any
+        self._copies: dict[tuple[int, int], int] = {}
+        self._placed: dict[str, _Placed] = {}
+        self._of_slot: dict[int, set[str]] = {}
+        self._due: list[tuple[float, str]] = []
+
+    def add(self, decision: str, slot: int, keys: bytes, *, now_s: float) -> None:
+        """`decision` sends a prompt with the blocks `keys` to the instance in `slot`."""
+        self.expire(now_s)
+        if decision in self._placed or not keys:
+            return
+        blocks: list[int] = np.frombuffer(keys, "<u8").tolist()
+        bit = 1 << slot
+        for key in blocks:
+            self._copies[key, slot] = self._copies.get((key, slot), 0) + 1
+            self.holders[key] = self.holders.get(key, 0) | bit
+        self.slots |= bit
+        self._placed[decision] = _Placed(slot, blocks, now_s + UNHEARD_MAX_S)
+        self._of_slot.setdefault(slot, set()).add(decision)
+        heapq.heappush(self._due, (now_s + UNHEARD_MAX_S, decision))
+
+    def came(self, decision: str, *, now_s: float) -> None:
+        """The first token came: the blocks are computed and will be told of."""
+        placed = self._placed.get(decision)
+        if placed is not None and now_s + AFTER_FIRST_TOKEN_S < placed.due_s:
+            placed.due_s = now_s + AFTER_FIRST_TOKEN_S
+            heapq.heappush(self._due, (placed.due_s, decision))
+
+    def drop(self, decision: str) -> None:
+        """The placement ended before its first token, or its time is over."""
+        placed = self._placed.pop(decision, None)
+        if placed is None:
+            return
+        slot, bit = placed.slot, 1 << placed.slot
+        others = self._of_slot[slot]
+        others.discard(decision)
+        if not others:
+            del self._of_slot[slot]
+            self.slots ^= bit
+        for key in placed.keys:
+            left = self._copies[key, slot] - 1
+            if left:
+                self._copies[key, slot] = left
+                continue
+            del self._copies[key, slot]
+            held = self.holders[key] ^ bit
+            if held:
+                self.holders[key] = held
+            else:
+                del self.holders[key]
+
+    def clear(self, slot: int) -> None:
+        """The instance in `slot` has forgotten everything, or is gone."""
+        for decision in tuple(self._of_slot.get(slot, ())):
+            self.drop(decision)
+
+    def expire(self, now_s: float) -> None:
+        """Drop what is due."""
+        while self._due and self._due[0][0] <= now_s:
+            decision = heapq.heappop(self._due)[1]
+            if decision in self._placed and self._placed[decision].due_s <= now_s:
+                self.drop(decision)
+
+    def __len__(self) -> int:
+        return len(self._placed)
+
+
+class _Placed(Struct):
+    slot: int
+    keys: list[int]
+    due_s: float
