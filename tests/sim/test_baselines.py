@@ -115,9 +115,8 @@ def test_sglang_follows_a_match_over_its_threshold_whatever_the_load() -> None:
 def test_sglang_takes_the_least_loaded_when_the_match_is_a_small_part() -> None:
     router = Sglang(setup("a", "b"))
     home = placed(router, "first", 1, 2, 3, tokens=3 * BLOCK)
-    assert placed(router, "at-the-threshold", 1, 2, 3, tokens=10 * BLOCK) != home  # 0.3 is not more than 0.3
-    router.settled(event("at-the-threshold"), 0.0)
     assert placed(router, "above", 1, 2, 3, tokens=10 * BLOCK - 1) == home
+    assert placed(router, "at-the-threshold", 1, 2, 3, tokens=10 * BLOCK) != home  # 0.3 is not more than 0.3
 
 
 def test_sglang_balances_beyond_both_thresholds() -> None:
@@ -127,6 +126,14 @@ def test_sglang_balances_beyond_both_thresholds() -> None:
         assert placed(router, f"turn-{n}", 1, 2) == home
     assert placed(router, "balanced", 1, 2) != home  # 5 against 0
     assert router.in_flight[home] == 5
+
+
+def test_sglang_takes_the_least_loaded_of_those_with_the_same_match() -> None:
+    router = Sglang(setup("a", "b", "c"), SglangSettings(match_min=0.9))
+    homes = {placed(router, f"system-prompt-{n}", 1, 100 + n, tokens=2 * BLOCK) for n in range(2)}
+    assert len(homes) == 2  # each matched half a prompt at most
+    router.in_flight |= {name: 5 + place for place, name in enumerate(sorted(homes))}
+    assert placed(router, "short", 1, tokens=BLOCK) == min(homes)  # not the third, which is idle
 
 
 def test_sglang_does_not_see_that_a_prefix_is_gone() -> None:

@@ -33,7 +33,7 @@ def cells_bar(total: int) -> Generator[Callable[[Cell], None] | None]:
 
 def compared_table(of: Compared) -> Table:
     """One scenario; a mean with its worst seed in brackets."""
-    table = Table(title=title(of), title_justify="left", caption=CAPTION, caption_justify="left")
+    table = Table(title=f"{of.scenario}: {about(of)}", title_justify="left", caption=CAPTION, caption_justify="left")
     table.add_column("policy", overflow="fold")
     for heading in HEADINGS:
         table.add_column(heading, justify="right", no_wrap=True)
@@ -42,10 +42,10 @@ def compared_table(of: Compared) -> Table:
     return table
 
 
-def title(of: Compared) -> str:
-    """Scenario, load and what the percentages are of."""
+def about(of: Compared) -> str:
+    """Seeds, load and what the percentages are of."""
     return (
-        f"{of.scenario}: seeds {', '.join(str(seed) for seed in of.seeds)}, {of.measured:,.0f} requests measured a "
+        f"seeds {', '.join(str(seed) for seed in of.seeds)}, {of.measured:,.0f} requests measured a "
         f"seed, ρ {of.rho:.2f} without caches; changes against {of.baseline}"
     )
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from io import StringIO
-from itertools import accumulate
 from statistics import fmean, median
 from typing import TypedDict
 
@@ -61,11 +60,10 @@ def timelines(cells: Sequence[Cell]) -> str:
         if policy not in BOUNDS:
             lower.plot(*_waiting(its[0]), **look)
     for axes in (upper, lower):
-        axes.set_yscale("symlog" if axes is lower else "log")
+        axes.set_yscale("log")
         axes.axvspan(0.0, first[0].warm_s, color="#f1f3f5", zorder=0)
     upper.set_ylabel(f"median TTFT, s, of {BIN_S:.0f} s")
-    lower.set_ylabel("requests without first token")
-    lower.set_ylim(bottom=0.0)
+    lower.set_ylabel("requests without first token, mean")
     lower.set_xlabel(f"seconds (seed {first[0].seed}; grey: warm-up, not measured)")
     return _svg(figure, upper)
 
@@ -157,22 +155,14 @@ def _medians(cell: Cell) -> tuple[list[float], list[float]]:
 
 
 def _waiting(cell: Cell) -> tuple[list[float], list[float]]:
-    """Moments every few seconds, and the requests that have arrived by then but have no first token yet."""
-    steps: list[tuple[float, int]] = []
+    """Middle of each bin, and the mean number of requests in it that had arrived but had no first token yet."""
+    bins = [0.0] * (int(cell.len_s / BIN_S) + 1)
     for at_s, ttft_s in zip(cell.requests.at_s, cell.requests.ttft_s, strict=True):
-        steps += [(at_s, 1), (at_s + late_s(ttft_s), -1)]
-    steps.sort()
-    counts = list(accumulate(change for _, change in steps))
-    moments: list[float] = []
-    waiting: list[float] = []
-    place = -1
-    for number in range(int(cell.len_s / BIN_S * 4) + 1):
-        moment = number * BIN_S / 4
-        while place + 1 < len(steps) and steps[place + 1][0] <= moment:
-            place += 1
-        moments.append(moment)
-        waiting.append(float(counts[place]) if place >= 0 else 0.0)
-    return moments, waiting
+        end_s = min(at_s + late_s(ttft_s), cell.len_s)
+        for number in range(int(at_s / BIN_S), int(end_s / BIN_S) + 1):
+            bins[number] += max(0.0, min(end_s, (number + 1) * BIN_S) - max(at_s, number * BIN_S)) / BIN_S
+    whole = int(cell.len_s / BIN_S)
+    return [(number + 0.5) * BIN_S for number in range(whole)], bins[:whole]
 
 
 class _Look(TypedDict):

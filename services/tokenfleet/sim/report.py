@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from tokenfleet.core.errors import SetupError
 from tokenfleet.sim.compare import BOUNDS, Cell
-from tokenfleet.sim.compare_words import CAPTION, HEADINGS, texts, title
+from tokenfleet.sim.compare_words import CAPTION, HEADINGS, about, texts
 from tokenfleet.sim.compared import Compared
 from tokenfleet.sim.tuned import Tried
 
@@ -53,7 +53,11 @@ count as infinitely late.</p>"""
 def _section(table: Compared, cells: Sequence[Cell], grids: Grids) -> str:
     from tokenfleet.sim.pictures import drawn  # matplotlib is an extra: only what draws needs it
 
-    parts = [f"<h2>{escape(table.scenario)}</h2>", f'<p class="about">{escape(title(table))}</p>', _table(table)]
+    parts = [
+        f"<h2>{escape(table.scenario)}</h2>",
+        f'<p class="about">{escape(about(table).capitalize())}</p>',
+        _table(table),
+    ]
     parts += [_grid(grids[table.scenario])] if table.scenario in grids else []
     parts += [f"<h3>{escape(heading)}</h3>\n{svg}" for heading, svg in drawn(cells).items()]
     return "\n".join(parts)
