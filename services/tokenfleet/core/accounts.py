@@ -18,8 +18,9 @@ class Coefficients(Struct, frozen=True, kw_only=True):
 
 
 class PoolCalibration(Struct, frozen=True, kw_only=True):
-    """What outcomes taught about one pool: coefficients, mean residual, p90 of the residual ratio when idle and queued,
-    and the chance that a cached prefix is really there, by source: KV events, own dispatches, an approximate index."""
+    """What outcomes taught about one pool: coefficients, median residual of prompts that found no queue, p90 of the
+    residual ratio when idle and queued, and the chance that a cached prefix is really there, by source: KV events, own
+    dispatches, an approximate index."""
 
     pool: Name
     model: Name

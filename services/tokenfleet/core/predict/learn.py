@@ -5,13 +5,11 @@ from collections import OrderedDict
 from tokenfleet.core.accounts import PoolCalibration
 from tokenfleet.core.policy import Model, TokenPilotPolicy
 from tokenfleet.core.predict.coefficients import CoefficientLearner
-from tokenfleet.core.predict.margin import HitChance, Margin
-from tokenfleet.core.predict.sample import FirstTokens, Sample
-from tokenfleet.core.predict.work import decode_iteration_s, prefill_iterations, prior_coefficients, uncached_tokens
+from tokenfleet.core.predict.margin import Bias, HitChance, Margin
+from tokenfleet.core.predict.sample import FirstTokens, Sample, Span, span_alone
+from tokenfleet.core.predict.work import decode_iteration_s, prior_coefficients
 from tokenfleet.core.records import PlacedOn
 
-BIAS_STEP = 0.02  # moves the bias by 1/50 of what a prediction was off
-BIAS_OFF_MAX = 1.0  # share of its prediction that one outcome may count as off
 INSTANCES_MAX = 4096  # bounds memory; the instance unheard for longest goes first
 
 
@@ -19,7 +17,7 @@ class PoolLearner:
     """Coefficients, bias, margins and chance of hits of one pool.
 
     Feed first tokens in the order of their clock; a sample is learned from when the next first token of its instance
-    shows that it didn't share its iteration, so the newest of each instance is always held back.
+    shows what else its last iteration computed, so the newest of each instance is always held back.
     """
 
     def __init__(self, pool: str, model_name: str, *, model: Model, policy: TokenPilotPolicy) -> None:
@@ -28,7 +26,7 @@ class PoolLearner:
         self._budget_tokens = model.budget_tokens
         prior = prior_coefficients(model, factor=1.0)
         self._coefficients = CoefficientLearner(prior, start_factor=policy.unlearned_factor)
-        self._bias_s = 0.0
+        self._bias = Bias()
         default = PoolCalibration(pool=pool, model=model_name, coefficients=prior)
         self._margin_idle = Margin(default.margin_idle)
         self._margin_queued = Margin(default.margin_queued)
@@ -45,21 +43,21 @@ class PoolLearner:
             self._hits.observe(placed.kv_state, credited_tokens=placed.hit_tokens, cached_tokens=sample.cached_tokens)
         if not sample.clock:
             if placed.queued == 0:
-                self._learn(sample, since_s=sample.dispatched_s)
+                self._learn(span_alone(sample, budget_tokens=self._budget_tokens))
             return
-        stream = self._streams.setdefault((sample.instance, sample.clock), FirstTokens())
+        stream = self._streams.setdefault((sample.instance, sample.clock), FirstTokens(self._budget_tokens))
         self._streams.move_to_end((sample.instance, sample.clock))
         if len(self._streams) > INSTANCES_MAX:
             self._streams.popitem(last=False)
-        if (alone := stream.add(sample)) is not None:
-            self._learn(alone[0], since_s=alone[1])
+        if (span := stream.add(sample)) is not None:
+            self._learn(span)
 
     def calibration(self) -> PoolCalibration:
         return PoolCalibration(
             pool=self._pool,
             model=self._model_name,
             coefficients=self._coefficients.coefficients(),
-            bias_s=self._bias_s,
+            bias_s=self._bias.value_s(),
             margin_idle=self._margin_idle.value(),
             margin_queued=self._margin_queued.value(),
             p_hit=self._hits.value("exact"),
@@ -68,30 +66,20 @@ class PoolLearner:
         )
 
     def _judge(self, placed: PlacedOn, actual_s: float) -> None:
-        predicted_s = placed.wait_s + placed.work_s + placed.bias_s
+        predicted_s = placed.wait_s + placed.work_s
         if not (predicted_s > 0.0 and 0.0 <= actual_s < float("inf")):
             return
         margin = self._margin_queued if placed.queued else self._margin_idle
-        margin.observe(abs(actual_s - predicted_s) / predicted_s)
-        off_s = min(max(actual_s - predicted_s, -BIAS_OFF_MAX * predicted_s), BIAS_OFF_MAX * predicted_s)
-        self._bias_s += BIAS_STEP * off_s
+        margin.observe(abs(actual_s - predicted_s - placed.bias_s) / predicted_s)
+        if not placed.queued:
+            self._bias.observe(actual_s, wait_s=placed.wait_s, work_s=placed.work_s)
 
-    def _learn(self, sample: Sample, *, since_s: float) -> None:
-        placed = sample.placed
-        hit = placed.hit_tokens if sample.cached_tokens is None else min(sample.cached_tokens, sample.prompt_tokens)
-        uncached = uncached_tokens(sample.prompt_tokens, hit)
-        seconds = sample.first_token_s - since_s
-        if since_s == sample.dispatched_s:  # it found the engine amid an iteration of its decodes
+    def _learn(self, span: Span) -> None:
+        seconds = span.seconds
+        if span.from_rest:
             seconds -= 0.5 * decode_iteration_s(
-                decoding=placed.decoding,
-                context_tokens=placed.context_tokens,
+                decoding=span.decoding,
+                context_tokens=span.context_tokens,
                 coefficients=self._coefficients.coefficients(),
             )
-        self._coefficients.observe(
-            seconds,
-            iterations=prefill_iterations(uncached, decoding=placed.decoding, budget_tokens=self._budget_tokens),
-            uncached=uncached,
-            hit=hit,
-            decoding=placed.decoding,
-            context_tokens=placed.context_tokens,
-        )
+        self._coefficients.observe(span, seconds=seconds)

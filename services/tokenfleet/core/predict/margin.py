@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Mapping
+from statistics import median
 
 from tokenfleet.core.records import KvState
 
@@ -10,6 +11,8 @@ RESIDUALS_KEPT = 500
 RESIDUALS_MIN = 30  # below, the p90 of a sample is its greatest member; the default is better
 COVERAGE = 0.9
 MARGIN_MAX = 5.0
+OFFSETS_KEPT = 64
+OFFSETS_MIN = 8  # one stalled request is no offset
 HIT_PRIOR_SAMPLES = 50.0
 HIT_REMEMBERED = 1000.0
 
@@ -31,6 +34,26 @@ class Margin:
         if n < RESIDUALS_MIN:
             return self._default
         return sorted(self._ratios)[min(math.ceil((n + 1) * COVERAGE), n) - 1]
+
+
+class Bias:
+    """What first tokens come later than wait + work for: network, tokenizer, the engine's own overhead.
+
+    Median over the last 64 prompts that found no queue. What a queue takes longer than predicted grows with the queue
+    and would be wrong for an idle instance; that is the margin's.
+    """
+
+    def __init__(self) -> None:
+        self._offsets_s: deque[float] = deque(maxlen=OFFSETS_KEPT)
+
+    def observe(self, actual_s: float, *, wait_s: float, work_s: float) -> None:
+        """A prompt that found no queue. One that came earlier than its work was predicted says nothing but about the
+        work: at most the wait was not there."""
+        self._offsets_s.append(max(actual_s - wait_s - work_s, -wait_s))
+
+    def value_s(self) -> float:
+        """Seconds; 0 before eight prompts."""
+        return median(self._offsets_s) if len(self._offsets_s) >= OFFSETS_MIN else 0.0
 
 
 class HitChance:
