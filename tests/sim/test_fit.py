@@ -119,6 +119,20 @@ def test_an_engine_whose_steps_grow_with_the_batch_gives_back_its_points(tmp_pat
     assert max(error for name, error in errors.items() if name.startswith("decode step")) < 0.08
 
 
+def test_short_prompts_among_decodes_take_as_long_as_any_step(tmp_path: Path) -> None:
+    rng, at_s, offered = Random(3), 0.0, list[TraceRow]()
+    for line in range(1_500):
+        at_s += rng.expovariate(8.0)
+        prompt = rng.choice((10, 20, 40, 60, 150, 400, 1_000))
+        offered.append(TraceRow(at_s=at_s, prompt_tokens=prompt, output_tokens=rng.randint(20, 200), line=line))
+        if rng.random() < 0.2:
+            offered.append(msgspec.structs.replace(offered[-1], line=line))
+    fitted = fitted_to(written(tmp_path / "t", served(L70, offered)), wrong(L70, 1.5))
+    errors = off(fitted, L70)
+    assert max(error for name, error in errors.items() if name not in ("pair_s", "context_s")) < 0.01
+    assert errors["pair_s"] < 0.05
+
+
 def test_noise_of_the_clocks_is_borne(tmp_path: Path) -> None:
     rng = Random(5)
     noisy = [
@@ -163,19 +177,23 @@ def test_rows_without_times_are_counted_and_too_few_with_them_refused(tmp_path: 
 
 
 def test_first_tokens_that_a_clock_can_t_tell_apart_are_one_step() -> None:
-    together = [
-        Measured(
-            arrived_s=float(i),
-            first_token_s=i + 0.5,
-            ended_s=i + 0.5,
-            prompt_tokens=p,
-            cached_tokens=0,
-            output_tokens=1,
-        )
-        for i in range(60)
-        for p in (3_000, 3_000, 10)
-    ]
-    assert fit([together], L70, source="test").requests == 180
+    together: list[Measured] = []
+    for i in range(60):
+        for prompt in (3_000, 100 * i + 1, 10):  # more than the budget: it is not what the base says
+            end_s = 10.0 * i + 0.1 + 1e-5 * (3_000 + 100 * i + 11)
+            together.append(
+                Measured(
+                    arrived_s=10.0 * i,
+                    first_token_s=end_s,
+                    ended_s=end_s,
+                    prompt_tokens=prompt,
+                    cached_tokens=0,
+                    output_tokens=1,
+                )
+            )
+    fitted = fit([together], L70, source="test")
+    assert fitted.requests == 180
+    assert fitted.prefill_error < 0.005
 
 
 def test_the_file_that_is_written_is_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
