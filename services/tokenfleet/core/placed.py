@@ -67,7 +67,12 @@ class InstancePlacements:
         return sum(placed.placed_at_s > since_s for placed in self._placed.values())
 
     def ended_since(self, since_s: float) -> int:
-        return sum(ended_at_s > since_s for ended_at_s in self._ended_at_s)
+        ended = 0
+        for ended_at_s in reversed(self._ended_at_s):  # newest first: thousands are kept, few are meant
+            if ended_at_s <= since_s:
+                break
+            ended += 1
+        return ended
 
     def placed_at_of_oldest(self, number: int) -> float:
         """When the `number`-th oldest entry was placed; −inf for none."""
