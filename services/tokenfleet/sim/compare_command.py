@@ -1,5 +1,6 @@
 """The command `sim compare`: all policies on the same requests, several seeds, a table and a report."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -139,10 +140,11 @@ def seeds_of(option: str, text: str) -> list[int]:
     """Numbers with commas and ranges, in order, each once. Raises PolicyError for anything else."""
     seeds: dict[int, None] = {}
     for part in _split(text):
-        first, _, last = part.partition("-")
-        if not (first.isdecimal() and (last or first).isdecimal()):
+        found = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", part)
+        if found is None:
             raise PolicyError(f"{option} {text!r}: {part!r} is neither a number nor a range such as 1-4")
-        seeds.update(dict.fromkeys(range(int(first), int(last or first) + 1)))
+        first, last = found[1], found[2] or found[1]
+        seeds.update(dict.fromkeys(range(int(first), int(last) + 1)[: SEEDS_MAX + 1]))
     if not 0 < len(seeds) <= SEEDS_MAX:
         raise PolicyError(f"{option} {text!r}: 1 to {SEEDS_MAX} seeds, got {len(seeds)}")
     return list(seeds)

@@ -1,0 +1,294 @@
+"""Comparing: which runs are made, what is kept, what the table and the page say."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from tokenfleet.core.errors import PolicyError, SetupError
+from tokenfleet.sim import compare as comparing
+from tokenfleet.sim import report as reporting
+from tokenfleet.sim.commands import sim_app
+from tokenfleet.sim.compare import BOUNDS, Cell, Job, Requests, Store, cell_of, cells, file_name
+from tokenfleet.sim.compare_command import jobs_of, policies_of, seeds_of
+from tokenfleet.sim.compare_words import percent, seconds
+from tokenfleet.sim.compared import Span, compared, span
+from tokenfleet.sim.measure import Quantiles
+from tokenfleet.sim.pictures import reuse_of
+from tokenfleet.sim.policies import policy_named
+from tokenfleet.sim.report import check_pictures, report, write_report
+from tokenfleet.sim.run import RunOptions
+from tokenfleet.sim.tuned import GRIDS, grid_of, tried
+
+SHORT = RunOptions(trace="synthetic", copies=1.0, instances=2, len_s=20.0, warm_s=5.0)
+
+
+def quantiles(p50: float | None, p95: float | None) -> Quantiles:
+    return Quantiles(p50=p50, p95=p95, p99=p95, mean=p50)
+
+
+def cell(policy: str, seed: int, p50: float | None = 1.0, p95: float | None = 2.0, *, scenario: str = "s") -> Cell:
+    """A cell of two requests, of which the second is measured."""
+    ttft = quantiles(p50, p95)
+    return Cell(
+        scenario=scenario,
+        policy=policy,
+        seed=seed,
+        warm_s=5.0,
+        len_s=40.0,
+        instances=2,
+        rho=0.5,
+        measured=1,
+        lost=0 if p95 is not None else 1,
+        ttft_s=ttft,
+        tpot_s=ttft,
+        e2e_s=ttft,
+        hit_ratio=0.25,
+        throughput_tokens_per_s=10.0,
+        loads=(),
+        requests=Requests(
+            at_s=[1.0, 6.0],
+            instance=[0, 1],
+            prompt_tokens=[100, 100],
+            cached_tokens=[100, 10],
+            available_tokens=[100, 30],
+            captured_tokens=[100, 20],
+            ttft_s=[9.0, p50],
+            tpot_s=[0.1, 0.1],
+            e2e_s=[10.0, p95],
+        ),
+    )
+
+
+@dataclass
+class Maker:
+    """Instead of the simulator: cells in an instant, and which were asked for."""
+
+    made: list[tuple[str, int]] = field(default_factory=list)
+    broken_after: int = 10**6
+
+    def __call__(self, job: Job) -> Cell:
+        if len(self.made) >= self.broken_after:
+            raise KeyboardInterrupt
+        self.made.append((job.options.policy, job.options.seed))
+        return cell(job.options.policy, job.options.seed, scenario=job.scenario)
+
+
+@pytest.fixture
+def maker(monkeypatch: pytest.MonkeyPatch) -> Maker:
+    of = Maker()
+    monkeypatch.setattr(comparing, "cell_of", of)
+    return of
+
+
+def jobs(policies: Iterable[str] = ("a", "b"), seeds: Sequence[int] = (1, 2)) -> list[Job]:
+    return jobs_of("s", SHORT, policies, seeds)
+
+
+def test_cells_come_in_the_order_of_their_jobs_and_are_told_as_they_are_made(maker: Maker) -> None:
+    told: list[tuple[str, int]] = []
+    made = cells(jobs(), Store(None), made=lambda each: told.append((each.policy, each.seed)))
+    assert [(each.policy, each.seed) for each in made] == [("a", 1), ("a", 2), ("b", 1), ("b", 2)] == told == maker.made
+
+
+def test_a_comparison_broken_off_goes_on_where_it_was(maker: Maker, tmp_path: Path) -> None:
+    maker.broken_after = 3
+    with pytest.raises(KeyboardInterrupt):
+        cells(jobs(), Store(tmp_path))
+    maker.broken_after, maker.made = 10, []
+    assert len(cells(jobs(), Store(tmp_path))) == 4
+    assert maker.made == [("b", 2)]
+
+
+def test_a_kept_file_that_is_damaged_is_made_anew(maker: Maker, tmp_path: Path) -> None:
+    cells(jobs(), Store(tmp_path))
+    (tmp_path / file_name(jobs()[0])).write_text("{")
+    maker.made = []
+    cells(jobs(), Store(tmp_path))
+    assert maker.made == [("a", 1)]
+
+
+def test_other_options_other_code_and_another_trace_under_the_same_name_are_other_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = tmp_path / "mine.jsonl"
+    trace.write_text("1")
+    job = Job(scenario="s", options=msgspec.structs.replace(SHORT, trace=str(trace)))
+    names = {file_name(job)}
+    names.add(file_name(Job(scenario="s", options=msgspec.structs.replace(job.options, copies=1.5))))
+    trace.write_text("2")
+    names.add(file_name(job))
+    monkeypatch.setattr(comparing, "code_version", lambda: "another")
+    names.add(file_name(job))
+    assert len(names) == 4
+    assert all(re.fullmatch(r"s-tokenpilot\.1\.[0-9a-f]{16}\.json", name) for name in names)
+
+
+def test_a_real_cell_has_every_request_and_what_reuse_there_was() -> None:
+    made = cell_of(Job(scenario="s", options=msgspec.structs.replace(SHORT, policy="dynamo")))
+    columns = [getattr(made.requests, name) for name in Requests.__struct_fields__]
+    assert {len(column) for column in columns} == {len(made.requests.at_s)}
+    assert made.measured == sum(made.warm_s <= at_s < made.len_s for at_s in made.requests.at_s) > 0
+    assert sum(load.requests for load in made.loads) == len(made.requests.at_s)
+    pairs = list(zip(made.requests.available_tokens, made.requests.captured_tokens, strict=True))
+    assert all(available >= captured for available, captured in pairs)
+    assert any(captured for _, captured in pairs)
+
+
+def test_kept_cells_are_those_that_were_made(tmp_path: Path) -> None:
+    job = Job(scenario="s", options=msgspec.structs.replace(SHORT, policy="least_requests"))
+    made = cells([job], Store(tmp_path))
+    assert cells([job], Store(tmp_path)) == made
+    assert msgspec.structs.asdict(made[0])["policy"] == "least_requests"
+
+
+def test_no_policy_passes_the_bounds() -> None:
+    policies = ("least_requests", "sglang", *BOUNDS)
+    made = {each.policy: each for each in cells(jobs_of("s", SHORT, policies, [3]), Store(None))}
+    pooled, endless = (made[name] for name in BOUNDS)
+    for name in ("least_requests", "sglang"):
+        for best, bound in ((made[name], pooled), (pooled, endless)):
+            assert bound.requests.at_s == best.requests.at_s
+            assert best.ttft_s.mean is not None
+            assert bound.ttft_s.mean is not None
+            assert bound.ttft_s.mean <= best.ttft_s.mean
+            assert bound.hit_ratio >= best.hit_ratio
+
+
+def test_processes_make_the_same_cells() -> None:
+    two = jobs_of("s", msgspec.structs.replace(SHORT, len_s=8.0), BOUNDS, [1])
+    assert cells(two, Store(None), processes=2) == cells(two, Store(None))
+
+
+def test_changes_are_taken_seed_by_seed_and_the_worst_is_the_least_gain() -> None:
+    made = [cell("base", 1, 1.0), cell("base", 2, 10.0), cell("x", 1, 0.5), cell("x", 2, 9.0)]
+    base, x = compared(made, scenario="s", baseline="base").lines
+    assert base.change_p50 == Span(mean=0.0, worst=0.0)
+    assert x.ttft_p50_s == Span(mean=4.75, worst=9.0)
+    assert (x.change_p50.mean, x.change_p50.worst) == (pytest.approx(-0.3), pytest.approx(-0.1))
+
+
+def test_lost_requests_make_a_figure_never_not_better() -> None:
+    made = [cell("base", 1), cell("base", 2), cell("x", 1, 0.5, None), cell("x", 2, 0.5, 1.0)]
+    _, x = compared(made, scenario="s", baseline="base").lines
+    assert (x.ttft_p95_s, x.change_p95, x.lost) == (Span(mean=None, worst=None), Span(mean=None, worst=None), 1)
+    assert seconds(x.ttft_p95_s) == percent(x.change_p95) == "never"
+
+
+def test_bounds_stand_last_and_a_baseline_that_was_not_run_is_refused() -> None:
+    made = [cell(BOUNDS[0], 1), cell("base", 1)]
+    assert [line.policy for line in compared(made, scenario="s", baseline="base").lines] == ["base", BOUNDS[0]]
+    with pytest.raises(PolicyError, match="base"):
+        compared(made, scenario="s", baseline="nobody")
+
+
+def test_figures_read_as_people_write_them() -> None:
+    assert seconds(span([0.0612, 0.0612])) == "0.0612"
+    assert seconds(span([1.0, 139.4])) == "70.2 (139)"
+    assert percent(span([-0.713, -0.4])) == "-55.6 (-40.0)"
+
+
+def test_the_best_of_a_grid_is_good_at_both_percentiles() -> None:
+    made = [cell("llmd:kv=0", 1, 0.1, 9.0), cell("llmd:kv=2", 1, 0.3, 2.0), cell("dynamo:overlap_weight=2", 1, 1.0)]
+    made += [cell("llmd:kv=0", 2, 0.1, 9.0), cell("llmd:kv=2", 2, 0.3, 2.0)]
+    best = tried(made)
+    assert [point.policy for point in best["llmd"]] == ["llmd:kv=2", "llmd:kv=0"]
+    assert set(best) == {"llmd", "dynamo"}
+    assert tried([cell("llmd:kv=0", 1, 0.1, None), cell("llmd:kv=2", 1, 9.0, 9.0)])["llmd"][0].policy == "llmd:kv=2"
+
+
+def test_every_point_of_the_grids_is_a_policy_and_the_defaults_are_among_them() -> None:
+    points = grid_of(["tokenpilot", *GRIDS])
+    assert len(set(points)) == len(points) == 24 + 5 + 18
+    for point in points:
+        policy_named(point)
+    for default in ("sglang:balance_abs=64,balance_rel=1.5,match_min=0.3", "dynamo:overlap_weight=1"):
+        assert default in points
+    assert "llmd:prefix=3,queue=2,kv=2" in points
+
+
+def test_policies_and_seeds_are_read_as_written() -> None:
+    assert policies_of("random, sglang:balance_abs=8,match_min=0.1,llmd") == [
+        "random",
+        "sglang:balance_abs=8,match_min=0.1",
+        "llmd",
+    ]
+    assert seeds_of("--seeds", "7,1-3,2") == [7, 1, 2, 3]
+    for wrong in ("", "x", "4-1", "1-", "-1", "1-5000"):
+        with pytest.raises(PolicyError, match="--seeds"):
+            seeds_of("--seeds", wrong)
+
+
+def test_reuse_is_of_the_measured_requests() -> None:
+    assert reuse_of(cell("x", 1)) == (0.3, 0.2, 0.1)
+
+
+def test_the_page_is_whole_in_itself_and_escapes_what_it_is_told() -> None:
+    made = [cell(name, seed, scenario="<s>") for name in ("base", "tokenpilot", *BOUNDS) for seed in (1, 2)]
+    grids = {"<s>": tried([cell("llmd:kv=0", 1)])}
+    text = report([compared(made, scenario="<s>", baseline="base")], made, grids)
+    assert "<s>" not in text
+    assert "&lt;s&gt;" in text
+    assert text.count("<svg") == text.count("</svg>") == 4
+    assert all(link.startswith("#") for link in re.findall(r'(?:src|href)="([^"]*)"', text))
+    assert "llmd:kv=0" in text
+    assert text == report([compared(made, scenario="<s>", baseline="base")], made, grids)
+
+
+def test_without_matplotlib_the_remedy_is_told_before_anything_runs(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporting, "find_spec", lambda name: None)
+    with pytest.raises(SetupError, match=re.escape("tokenfleet[report]")):
+        check_pictures()
+    result = CliRunner().invoke(sim_app, ["compare", "--html", "x.html", "--seeds", "1"])
+    assert isinstance(result.exception, SetupError)
+    assert maker.made == []
+
+
+def test_a_page_that_can_t_be_written_is_told_with_its_place(tmp_path: Path) -> None:
+    made = [cell("base", 1)]
+    with pytest.raises(SetupError, match="folder that exists"):
+        write_report(tmp_path / "no" / "r.html", [compared(made, scenario="s", baseline="base")], made)
+
+
+def test_the_command_prints_one_object(maker: Maker) -> None:
+    arguments = ["compare", "reuse", "chat", "--policies", "random,dynamo", "--baseline", "random", "--seeds", "1-2"]
+    result = CliRunner().invoke(sim_app, [*arguments, "--tuned", "--tune-seeds", "9", "--json"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.output)
+    assert [table["scenario"] for table in told["scenarios"]] == ["reuse", "chat"]
+    policies = [line["policy"] for line in told["scenarios"][0]["lines"]]
+    assert policies == ["random", "dynamo", "dynamo:overlap_weight=0.5", *BOUNDS]
+    assert set(told["grids"]["chat"]) == {"dynamo"}
+    assert ("dynamo:overlap_weight=8", 9) in maker.made
+
+
+def test_the_command_prints_a_table(maker: Maker) -> None:
+    result = CliRunner().invoke(sim_app, ["compare", "--policies", "random", "--baseline", "random", "--no-bounds"])
+    assert result.exit_code == 0, result.output
+    assert re.search(r"random\W+1\.00\W+2\.00", result.output)
+    assert maker.made == [("random", seed) for seed in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere"], "no scenario 'nowhere'"),
+        (["--policies", "nobody"], "no policy 'nobody'"),
+        (["--policies", "random"], "--baseline 'least_requests' is none of --policies random"),
+        (["--seeds", "one"], "--seeds"),
+    ],
+)
+def test_what_can_t_be_compared_is_refused_before_anything_runs(
+    maker: Maker, arguments: Sequence[str], words: str
+) -> None:
+    result = CliRunner().invoke(sim_app, ["compare", *arguments])
+    assert isinstance(result.exception, PolicyError)
+    assert words in str(result.exception)
+    assert maker.made == []
