@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from tokenfleet.client.ask_commands import Gateway, Json, route, schedule, targets_of, whatif
 from tokenfleet.client.export_command import export
 from tokenfleet.client.replay_command import replay
 from tokenfleet.client.setup_commands import STATE, KafkaOption, State, endpoints, policy_app, topics_app
@@ -23,7 +24,7 @@ from tokenfleet.core.errors import BadRequestError, NotFoundError, SetupError, T
 from tokenfleet.sim.commands import sim_app
 
 if TYPE_CHECKING:
-    from tokenfleet.wire.v1 import decision_pb2, scheduler_pb2
+    from tokenfleet.wire.v1 import scheduler_pb2
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -35,11 +36,9 @@ app = typer.Typer(
 app.add_typer(topics_app, name="topics")
 app.add_typer(policy_app, name="policy")
 app.add_typer(sim_app, name="sim")
-app.command()(replay)
+for command in (schedule, route, whatif, replay):
+    app.command()(command)
 sim_app.command("export")(export)  # reads PostgreSQL, which the simulator can't see
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Gateway = Annotated[str, typer.Option(help="HOST:PORT of a decision service. Default: the running fleet's.")]
 
 
 @app.command()
@@ -151,69 +150,12 @@ def _seen(gateway: str, names: list[str], state_dir: Path) -> tuple[list["schedu
     silent: list[str] = []
     for name in names:
         try:
-            seen.append(asyncio.run(calls.sites(_targets(gateway, name, state_dir))))
+            seen.append(asyncio.run(calls.sites(targets_of(gateway, name, state_dir))))
         except SetupError:
             if name == names[-1] and not seen:
                 raise
             silent.append(name)
     return seen, silent
-
-
-Model = Annotated[str, typer.Option(help="Model to ask for.")]
-Tenant = Annotated[str, typer.Option(help="Tenant that asks.")]
-Site = Annotated[str, typer.Option(help="Site where the request arrives. Default: the first one.")]
-Prompt = Annotated[int, typer.Option(help="Tokens of the prompt.")]
-Budget = Annotated[int | None, typer.Option(help="Output budget in tokens.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Decide without placing or recording anything.")]
-RequestId = Annotated[str, typer.Option("--id", help="Request id. Default: a new one.")]
-Task = Annotated[str, typer.Option(help="Task label, for example batch.")]
-
-
-@app.command()
-def schedule(
-    model: Model,
-    tenant: Tenant,
-    site: Site = "",
-    prompt_tokens: Prompt = 1000,
-    max_tokens: Budget = None,
-    task: Task = "",
-    request_id: RequestId = "",
-    dry_run: DryRun = False,
-    as_json: Json = False,
-    gateway: Gateway = "",
-    state_dir: State = STATE,
-) -> None:
-    """Ask for one decision: run now? at which site? which instance?"""
-    from tokenfleet.client import calls
-
-    request = _request(model, tenant, site, prompt_tokens, max_tokens, task, request_id)
-    _show(asyncio.run(calls.schedule(_targets(gateway, site, state_dir), request, dry_run=dry_run)), as_json)
-
-
-@app.command()
-def route(
-    model: Model,
-    tenant: Tenant,
-    site: Annotated[
-        str, typer.Option(help="Site whose instances to choose from. Default: the first with engines.")
-    ] = "",
-    prompt_tokens: Prompt = 1000,
-    max_tokens: Budget = None,
-    task: Task = "",
-    request_id: RequestId = "",
-    dry_run: DryRun = False,
-    as_json: Json = False,
-    gateway: Gateway = "",
-    state_dir: State = STATE,
-) -> None:
-    """Ask for one instance of a site, without admission or dispatch."""
-    from tokenfleet.client import calls
-    from tokenfleet.client.operate import site_serving
-
-    if not site and not gateway:
-        site = asyncio.run(site_serving(model, endpoints(state_dir).gateways))
-    request = _request(model, tenant, site, prompt_tokens, max_tokens, task, request_id)
-    _show(asyncio.run(calls.route(_targets(gateway, site, state_dir), request, dry_run=dry_run)), as_json)
 
 
 Verdict = Annotated[str, typer.Option(help="Only admit, redirect, defer, queue or reject.")]
@@ -302,50 +244,6 @@ def main() -> NoReturn:
         print(error, file=sys.stderr)
         sys.exit(2)
     sys.exit(0)
-
-
-def _targets(gateway: str, site: str, state_dir: Path) -> tuple[str, ...]:
-    """The replicas to ask: the given one, or those of `site` (default: the first) in the running fleet."""
-    if gateway:
-        return tuple(gateway.split(","))
-    gateways = endpoints(state_dir).gateways
-    name = site or next(iter(gateways))
-    if name not in gateways:
-        raise SetupError(f"no site {name!r} in the running fleet; there is: {', '.join(gateways)}")
-    return gateways[name]
-
-
-def _request(
-    model: str, tenant: str, site: str, prompt_tokens: int, max_tokens: int | None, task: str, request_id: str
-) -> "decision_pb2.Request":
-    import uuid
-
-    from tokenfleet.wire.v1 import decision_pb2
-
-    for name, value in (("--prompt-tokens", prompt_tokens), ("--max-tokens", max_tokens)):
-        if value is not None and not -(2**63) <= value < 2**63:
-            raise BadRequestError(name, f"{value} is no 64-bit number")
-    return decision_pb2.Request(
-        id=request_id or f"cli-{uuid.uuid4().hex[:12]}",
-        model=model,
-        tenant=tenant,
-        origin=site,
-        prompt_tokens=prompt_tokens,
-        max_tokens=max_tokens,
-        stream=not task,
-        task=task,
-    )
-
-
-def _show(decision: "decision_pb2.Decision", as_json: bool) -> None:
-    from rich.console import Console
-
-    from tokenfleet.client.words import decision_words, plain
-
-    if as_json:
-        typer.echo(json.dumps(plain(decision), indent=2))
-    else:
-        Console().print(decision_words(decision))
 
 
 if __name__ == "__main__":

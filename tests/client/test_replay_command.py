@@ -80,7 +80,7 @@ def test_what_can_not_be_replayed_is_told_in_one_line(tmp_path: Path) -> None:
     assert "'1x' is not a number with s, m, h or d" in complaint(
         "replay", "--since", "1x", "--postgres", "postgres://x"
     )
-    assert "'reuse' is not NAME=VALUE" in complaint("replay", "--file", file, "--weights", "reuse")
+    assert "'reuse' is not NAME=NUMBER" in complaint("replay", "--file", file, "--weights", "reuse")
     assert "there is: decode_price_s" in complaint("replay", "--file", file, "--weights", "kv_knee=0.5")
     assert "can't be read" in complaint("replay", "--file", str(tmp_path / "none"))
     (tmp_path / "bad").write_text(Path(file).read_text() + "{}\n")

@@ -25,6 +25,7 @@ from tokenfleet.core.records import (
 )
 from tokenfleet.core.schedule import decide
 from tokenfleet.core.site import Site
+from tokenfleet.core.tokenpilot.whatif import Changes, WhatIf, what_if
 from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2, scheduler_pb2
 
 DECISIONS_COUNTED = Counter(
@@ -79,6 +80,12 @@ class Desk:
                 answers.append(error)
         self._write()
         return answers
+
+    def what_if(self, message: decision_pb2.Request, changes: Changes) -> WhatIf:
+        """What would be chosen now, and under `changes`. Leaves no trace."""
+        self._refuse_unready()
+        request = request_from_wire(message, site=self.site.name, dry_run=True)
+        return what_if(self.site, request, changes, now_s=monotonic_s())
 
     def report(self, message: outcomes_pb2.OutcomeEvent) -> None:
         """Takes one outcome event: the ledger at once, the record by the outbox.

@@ -5,7 +5,7 @@ problem is a BadRequestError that names the field.
 """
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from google.protobuf.message import Message
@@ -15,7 +15,8 @@ from tokenfleet.core.decision import Decision, Request
 from tokenfleet.core.errors import BadRequestError
 from tokenfleet.core.records import OutcomeEvent, OutcomeKind
 from tokenfleet.core.site import pool_name
-from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2
+from tokenfleet.core.tokenpilot.whatif import Added, Changes
+from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2, scheduler_pb2
 
 NAME_MAX_BYTES: Final = 256  # after NFC, in UTF-8
 NAME_RAW_MAX_CHARS: Final = 4 * NAME_MAX_BYTES  # longer ones are refused unread; NFC never shortens a text so far
@@ -26,6 +27,8 @@ BLOCK_KEYS_MAX: Final = 16_384  # a prompt of 4 M tokens at 256 a block
 TOKENS_MAX: Final = 2**31 - 1
 ATTEMPT_MAX: Final = 1_000
 SITES_TRIED_MAX: Final = 64
+INSTANCES_NAMED_MAX: Final = 10_000
+NUMBERS_NAMED_MAX: Final = 100
 ENUM_PREFIXES: Final = {"verdict": "VERDICT_", "reason": "REASON_", "mode": "MODE_", "kind": "OUTCOME_KIND_"}
 REPORTED_KINDS: Final[dict[int, OutcomeKind]] = {
     number: cast(OutcomeKind, name.removeprefix("OUTCOME_KIND_").lower())
@@ -61,7 +64,7 @@ def request_from_wire(message: decision_pb2.Request, *, site: str, dry_run: bool
         cross_site=not message.local_only,
         hop=_at_most("hop", message.hop, 1),
         lease=_text("lease", message.lease),
-        sites_tried=_names("sites_tried", message.sites_tried),
+        sites_tried=_names("sites_tried", message.sites_tried, most=SITES_TRIED_MAX),
         elapsed_s=_not_negative("elapsed_s", message.elapsed_s),
         upload_bytes=_upload(message.upload_bytes),
         dry_run=dry_run,
@@ -98,6 +101,18 @@ def outcome_from_wire(message: outcomes_pb2.OutcomeEvent, *, site: str, received
         stop=_text("stop", message.stop),
         clock=_text("clock", message.clock),
         clock_s=_optional_seconds(message, "clock_s") if message.clock else None,
+    )
+
+
+def changes_from_wire(message: scheduler_pb2.Changes) -> Changes:
+    """What would be otherwise. Raises BadRequestError for a field that can't be used."""
+    added = [Added(like=_name("added", each.like), count=each.count or 1) for each in message.added]
+    return Changes(
+        weights=_numbers("weights", message.weights),
+        drained=_names("drained", message.drained, most=INSTANCES_NAMED_MAX),
+        removed=_names("removed", message.removed, most=INSTANCES_NAMED_MAX),
+        added=tuple(added),
+        calibration=_numbers("calibration", message.calibration),
     )
 
 
@@ -162,10 +177,16 @@ def _name(field: str, value: str) -> str:
     return _text(field, value)
 
 
-def _names(field: str, values: Sequence[str]) -> tuple[str, ...]:
-    if len(values) > SITES_TRIED_MAX:
-        raise BadRequestError(field, f"{len(values):,} values, at most {SITES_TRIED_MAX} are taken")
+def _names(field: str, values: Sequence[str], *, most: int) -> tuple[str, ...]:
+    if len(values) > most:
+        raise BadRequestError(field, f"{len(values):,} values, at most {most:,} are taken")
     return tuple(_name(field, value) for value in values)
+
+
+def _numbers(field: str, values: Mapping[str, float]) -> dict[str, float]:
+    if len(values) > NUMBERS_NAMED_MAX:
+        raise BadRequestError(field, f"{len(values):,} values, at most {NUMBERS_NAMED_MAX} are taken")
+    return {_name(field, name): value for name, value in values.items()}
 
 
 def _at_most(field: str, value: int, most: int) -> int:

@@ -10,7 +10,7 @@ import grpc.aio
 from tokenfleet.adapters.clock import monotonic_s
 from tokenfleet.adapters.desk import Desk
 from tokenfleet.adapters.grpc_server import problem_of
-from tokenfleet.adapters.messages import decision_to_wire, to_wire
+from tokenfleet.adapters.messages import changes_from_wire, decision_to_wire, to_wire
 from tokenfleet.core.asked import ADMIT, DISPATCH, ROUTE, SCHEDULE
 from tokenfleet.core.decision import Decision
 from tokenfleet.core.errors import BadRequestError
@@ -99,6 +99,14 @@ class TokenPilotService(scheduler_pb2_grpc.TokenPilotServicer):
                     else:
                         response.answers.add(error=problem_of(answer, method="RouteStream"))
             yield response
+
+    async def WhatIf(
+        self, request: scheduler_pb2.WhatIfRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> scheduler_pb2.WhatIfResponse:
+        answer = self._desk.what_if(request.request, changes_from_wire(request.changes))
+        response = scheduler_pb2.WhatIfResponse()
+        to_wire(answer, response)
+        return response
 
 
 class FleetMindService(scheduler_pb2_grpc.FleetMindServicer):

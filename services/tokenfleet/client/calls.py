@@ -33,6 +33,15 @@ async def route(targets: Sequence[str], request: decision_pb2.Request, *, dry_ru
     return (await _call(targets, lambda channel: _unary(stub(channel), "Route", message))).decision
 
 
+async def what_if(
+    targets: Sequence[str], request: decision_pb2.Request, changes: scheduler_pb2.Changes
+) -> scheduler_pb2.WhatIfResponse:
+    """Which instance of the site behind `targets` the request would get now, and under `changes`."""
+    message = scheduler_pb2.WhatIfRequest(request=request, changes=changes)
+    stub = scheduler_pb2_grpc.TokenPilotStub
+    return await _call(targets, lambda channel: _unary(stub(channel), "WhatIf", message))
+
+
 async def sites(targets: Sequence[str]) -> scheduler_pb2.SitesResponse:
     """How all sites look to the replica that answers."""
     stub = scheduler_pb2_grpc.FleetMindStub

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tokenfleet.client.ask_commands import numbers_of
 from tokenfleet.client.setup_commands import STATE, State, endpoints
 from tokenfleet.core.errors import BadRecordError, BadRequestError, NotFoundError, SetupError
 
@@ -42,7 +43,7 @@ def replay(
     from tokenfleet.adapters.policy_file import load_policy
     from tokenfleet.core.tokenpilot.replay import other_weights, rescored, reweighed
 
-    changed = _weights(weights or [])
+    changed = numbers_of("--weights", weights)
     terms, _ = load_policy(policy)
     other_weights(terms.tokenpilot, changed)  # a wrong name is told before anything is read
     if file is not None:
@@ -175,17 +176,6 @@ def _foreign(decisions: "Sequence[Decision]", terms: "Policy") -> Iterable[str]:
             f"{count:,} were made under policy revision {revision}, replayed with the limits of {terms.revision}: "
             "give its file with --policy"
         )
-
-
-def _weights(pairs: Sequence[str]) -> dict[str, float]:
-    weights: dict[str, float] = {}
-    for pair in pairs:
-        name, _, value = pair.partition("=")
-        try:
-            weights[name] = float(value)
-        except ValueError:
-            raise BadRequestError("--weights", f"{pair!r} is not NAME=VALUE with a number") from None
-    return weights
 
 
 def _ago_s(since: str) -> float:

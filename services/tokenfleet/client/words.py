@@ -27,7 +27,11 @@ def age_words(age_s: float | None) -> str:
 
 
 def plain(
-    message: decision_pb2.Decision | scheduler_pb2.SitesResponse | audit_pb2.ExplainResponse | audit_pb2.FindResponse,
+    message: decision_pb2.Decision
+    | scheduler_pb2.SitesResponse
+    | scheduler_pb2.WhatIfResponse
+    | audit_pb2.ExplainResponse
+    | audit_pb2.FindResponse,
 ) -> dict[str, object]:
     """The message as JSON would hold it, in the field names of the contract."""
     return MessageToDict(message, preserving_proto_field_name=True)
@@ -61,6 +65,30 @@ def decision_words(decision: decision_pb2.Decision) -> RenderableType:
     if len(decision.sites) > 1:
         lines.append(_options(decision))
     return Group(*lines)
+
+
+def what_if_words(told: scheduler_pb2.WhatIfResponse) -> RenderableType:
+    """Both choices, the difference first."""
+    now, then = told.present, told.changed
+    if now.target == then.target and now.reason == then.reason:
+        same = f"stays at {now.target}" if now.target else f"is refused either way ({_reason(now)})"
+        head = Text(f"NO CHANGE  the request {same}", style="bold")
+    else:
+        head = Text(f"CHANGES  the request goes {_to(then)} instead of {_to(now)}", style="bold yellow")
+    age = age_words(told.age_s if told.HasField("age_s") else None)
+    tables = ", ".join(f"{name} {version}" for name, version in sorted(told.tables.items()))
+    parts: list[RenderableType] = [head]
+    parts += [Text(f"  if {change}") for change in told.changes] or [Text("  if nothing were otherwise")]
+    for word, choice in (("now", now), ("then", then)):
+        parts += [Text(), Text(f"{word}: {choice.sentence}")]
+        if choice.excluded:
+            removed = ", ".join(f"{n} {name}" for name, n in sorted(choice.excluded.items()))
+            parts.append(Text(f"  removed by filters: {removed}"))
+        if choice.candidates:
+            parts.append(_candidates(choice))
+    parts += [Text(), Text(f"on {told.pool}, telemetry {age}; tables {tables}")]
+    parts.append(Text("nothing was placed or recorded; waiting is as predicted now"))
+    return Group(*parts)
 
 
 def explanation(request_id: str, found: audit_pb2.ExplainResponse) -> RenderableType:
@@ -107,7 +135,15 @@ def _agreed(admission: decision_pb2.Admission) -> str:
     return ", ".join(term for term in terms if term) or "nothing"
 
 
-def _candidates(decision: decision_pb2.Decision) -> Table:
+def _to(choice: scheduler_pb2.Choice) -> str:
+    return f"to {choice.target}" if choice.target else f"nowhere ({_reason(choice)})"
+
+
+def _reason(choice: scheduler_pb2.Choice) -> str:
+    return decision_pb2.Reason.Name(choice.reason).removeprefix("REASON_").lower()
+
+
+def _candidates(decision: decision_pb2.Decision | scheduler_pb2.Choice) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     for name in ("  instance", *CANDIDATE_TERMS, "KV", "hit", "age", "why not"):
         table.add_column(name, justify="left" if name in ("  instance", "why not") else "right")
