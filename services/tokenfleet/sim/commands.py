@@ -44,7 +44,7 @@ def run_routing(
 
     from tokenfleet.sim.run import run, window
     from tokenfleet.sim.scenarios import options_of
-    from tokenfleet.sim.words import progress_bar, result_table
+    from tokenfleet.sim.words import progress_bar, result_words
 
     given = {
         "trace": trace,
@@ -67,7 +67,7 @@ def run_routing(
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
     else:
-        Console().print(result_table(result))
+        Console().print(result_words(result))
 
 
 @sim_app.command("list")

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from tokenfleet.sim.measure import Quantiles, Result
 
@@ -28,14 +29,12 @@ def progress_bar(what: str, *, total_s: float) -> Generator[Callable[[float], No
         yield lambda now_s: bar.update(task, completed=min(now_s, total_s))
 
 
-def result_table(result: Result) -> Table:
+def result_words(result: Result) -> Group:
     """All figures of one run, the instances' loads as their span."""
-    table = Table("", "p50", "p95", "p99", "mean", title=_title(result), title_justify="left")
+    table = Table("", "p50", "p95", "p99", "mean")
     for name, of in (("TTFT", result.ttft_s), ("TPOT", result.tpot_s), ("E2E", result.e2e_s)):
         table.add_row(name, *(_seconds(value) for value in _values(of)))
-    table.caption = _caption(result)
-    table.caption_justify = "left"
-    return table
+    return Group(Text(_title(result)), table, *(Text(line) for line in _notes(result)))
 
 
 def _title(result: Result) -> str:
@@ -46,18 +45,16 @@ def _title(result: Result) -> str:
     )
 
 
-def _caption(result: Result) -> str:
+def _notes(result: Result) -> list[str]:
     busy = [load.prefill_s / result.len_s for load in result.loads]
-    lost = result.rejected + result.unfinished
-    missed = (
-        "" if not lost else f"; {result.rejected} rejected and {result.unfinished} unfinished count as never served"
-    )
-    return (
+    missed = f"{result.rejected} rejected and {result.unfinished} unfinished count as never served"
+    return [
+        f"{result.completed} of {result.measured} completed"
+        + (f"; {missed}" if result.rejected or result.unfinished else ""),
         f"ρ {result.rho:.2f}, with caches {result.rho_cached:.2f} ({min(busy):.2f} to {max(busy):.2f} by instance); "
-        f"hits {result.hit_ratio:.1%}; {result.throughput_tokens_per_s:,.0f} output tokens/s; "
-        f"{result.completed} of {result.measured} completed{missed}; "
-        f"{result.requests_per_cpu_s:,.0f} requests simulated a CPU second"
-    )
+        f"hits {result.hit_ratio:.1%}; {result.throughput_tokens_per_s:,.0f} output tokens/s",
+        f"{result.requests_per_cpu_s:,.0f} requests simulated a second of the processor",
+    ]
 
 
 def _values(of: Quantiles) -> tuple[float | None, ...]:
