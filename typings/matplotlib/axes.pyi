@@ -8,7 +8,7 @@ class Axes:
         *,
         label: str = ...,
         color: str = ...,
-        linestyle: str = ...,
+        linestyle: str | tuple[int, tuple[int, int]] = ...,
         linewidth: float = ...,
         marker: str = ...,
         markersize: float = ...,

@@ -45,8 +45,8 @@ def compared_table(of: Compared) -> Table:
 def about(of: Compared) -> str:
     """Seeds, load and what the percentages are of."""
     return (
-        f"seeds {', '.join(str(seed) for seed in of.seeds)}, {of.measured:,.0f} requests measured a "
-        f"seed, ρ {of.rho:.2f} without caches; changes against {of.baseline}"
+        f"seeds {', '.join(str(seed) for seed in of.seeds)}; {of.measured:,.0f} requests measured a "
+        f"seed; ρ {of.rho:.2f} without caches; changes against {of.baseline}"
     )
 
 

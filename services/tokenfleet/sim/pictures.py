@@ -28,20 +28,31 @@ STYLE = {
     "lines.linewidth": 1.3,
 }
 OWN = "#0b3d91"
-OTHERS = ("#d1495b", "#edae49", "#2a9d8f", "#8d5a97", "#6c757d", "#00798c", "#b56576", "#7a9e3a", "#c77d36", "#4a4e69")
+COLOURS = {  # blind rules pale, peers strong
+    "tokenpilot": OWN,
+    "round_robin": "#f2a65a",
+    "random": "#d5bdaf",
+    "power_of_two": "#b8a9c9",
+    "least_requests": "#6d597a",
+    "least_stale": "#a3b18a",
+    "sglang": "#e63946",
+    "dynamo": "#4f9d2f",
+    "llmd": "#00a6c0",
+}
 BOUND = "#9aa5b1"
+WIDTH = 9.4  # inches, as wide as the page
 BIN_S = 20.0  # of the timelines
 CURVE_POINTS = 250  # of a distribution: finer than a pixel
 
 
 def waits(cells: Sequence[Cell]) -> str:
     """The share of measured requests that had their first token within so many seconds, all seeds together."""
-    figure, axes = _sheet(width=7.6, height=3.9)
+    figure, axes = _sheet(width=WIDTH, height=3.9)
     for policy, its in by_policy(cells).items():
         times = sorted(time for cell in its for time in measured_s(cell))
         steps = range(0, len(times), max(1, len(times) // CURVE_POINTS))
         finite = [(times[step], (step + 1) / len(times)) for step in steps if times[step] < float("inf")]
-        axes.plot([time for time, _ in finite], [share for _, share in finite], label=policy, **_look(policy, cells))
+        axes.plot([time for time, _ in finite], [share for _, share in finite], label=policy, **_look(policy))
     axes.set_xscale("log")
     axes.set_xlabel("seconds to the first token")
     axes.set_ylabel("share of requests")
@@ -51,11 +62,11 @@ def waits(cells: Sequence[Cell]) -> str:
 
 def timelines(cells: Sequence[Cell]) -> str:
     """One seed over time: the median wait by arrival, and the requests that wait for their first token."""
-    figure = Figure(figsize=(7.6, 5.2), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 5.2), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True)
     first = first_seed(cells)
     for policy, its in by_policy(first).items():
-        look = _look(policy, cells)
+        look = _look(policy)
         upper.plot(*_medians(its[0]), label=policy, **look)
         if policy not in BOUNDS:
             lower.plot(*_waiting(its[0]), **look)
@@ -71,10 +82,10 @@ def timelines(cells: Sequence[Cell]) -> str:
 def instance_loads(cells: Sequence[Cell]) -> str:
     """Prefill seconds a second of each instance, one dot an instance, one seed."""
     its = [cell for cell in first_seed(cells) if cell.loads]
-    figure, axes = _sheet(width=7.6, height=0.32 * len(its) + 0.9)
+    figure, axes = _sheet(width=WIDTH, height=0.32 * len(its) + 0.9)
     for place, cell in enumerate(its):
         busy = [load.prefill_s / cell.len_s for load in cell.loads]
-        colour = _colour(cell.policy, cells)
+        colour = _colour(cell.policy)
         axes.plot([min(busy), max(busy)], [place, place], color=colour, linewidth=3.0, alpha=0.25)
         axes.plot(busy, [place] * len(busy), linestyle="", marker="o", markersize=4.5, color=colour, alpha=0.75)
     axes.set_yticks(range(len(its)), [cell.policy for cell in its])
@@ -88,7 +99,7 @@ def reuse(cells: Sequence[Cell]) -> str:
     """Shares of the prompt tokens: cached on some instance, on the chosen one, and found by the engine; all seeds."""
     by_name = by_policy(cells)
     names = [name for name in by_name if name not in BOUNDS]
-    figure, axes = _sheet(width=7.6, height=0.42 * len(names) + 1.1)
+    figure, axes = _sheet(width=WIDTH, height=0.42 * len(names) + 1.1)
     for place, name in enumerate(names):
         for row, (label, colour) in enumerate(REUSE.items()):
             share = fmean(reuse_of(cell)[row] for cell in by_name[name])
@@ -167,24 +178,23 @@ def _waiting(cell: Cell) -> tuple[list[float], list[float]]:
 
 class _Look(TypedDict):
     color: str
-    linestyle: str
+    linestyle: str | tuple[int, tuple[int, int]]
     linewidth: float
     zorder: float
 
 
-def _look(policy: str, cells: Sequence[Cell]) -> _Look:
+def _look(policy: str) -> _Look:
     if policy in BOUNDS:
         return _Look(color=BOUND, linestyle=("--", ":")[BOUNDS.index(policy)], linewidth=1.1, zorder=1.0)
-    own = policy.startswith("tokenpilot")
-    return _Look(color=_colour(policy, cells), linestyle="-", linewidth=2.2 if own else 1.2, zorder=3.0 if own else 2.0)
+    base, _, tuned = policy.partition(":")
+    own = base == "tokenpilot"
+    style = (0, (4, 1)) if tuned else "-"
+    return _Look(color=_colour(policy), linestyle=style, linewidth=2.2 if own else 1.2, zorder=3.0 if own else 2.0)
 
 
-def _colour(policy: str, cells: Sequence[Cell]) -> str:
-    """TokenPilot is blue; the others in the order in which they were run."""
-    if policy == "tokenpilot":
-        return OWN
-    others = [name for name in by_policy(cells) if name != "tokenpilot" and name not in BOUNDS]
-    return OTHERS[others.index(policy) % len(OTHERS)]
+def _colour(policy: str) -> str:
+    """A variant has its policy's colour."""
+    return COLOURS.get(policy.partition(":")[0], "#52606d")
 
 
 def _sheet(*, width: float, height: float) -> tuple[Figure, Axes]:
