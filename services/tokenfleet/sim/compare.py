@@ -264,4 +264,4 @@ def _bound(job: Job) -> Cell:
 
 
 def _sized(options: RunOptions, *, block_tokens: int) -> Profile:
-    return load_profile(options.profile).sized(block_size=block_tokens)
+    return load_profile(options.profile).sized(block_size=block_tokens, kv_blocks=options.kv_blocks)

@@ -35,7 +35,8 @@ from tokenfleet.sim.traces.scale import scaled
 
 class RunOptions(Struct, frozen=True, kw_only=True):
     """One run. `len_s` and `warm_s` None: by the fleet's size. `make_router` is taken instead of the policy's own and
-    keeps its name. `event_delay_s` is the delay of placements, `links` all else of the links.
+    keeps its name. `kv_blocks` are an instance's, in blocks of the trace; None: its profile's memory. `event_delay_s`
+    is the delay of placements, `links` all else of the links.
     """
 
     trace: str = "synthetic"
@@ -45,6 +46,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     gateways: int = 1
     event_delay_s: float = 0.02
     profile: str = "L70"
+    kv_blocks: int | None = None
     seed: int = 1
     len_s: float | None = None
     warm_s: float | None = None
@@ -86,7 +88,7 @@ def run(
     rows = rows_of(options, len_s=len_s)
     if not rows:
         raise PolicyError(f"trace {options.trace}: no request arrives within {len_s:.0f} s")
-    profile = profile.sized(block_size=rows[0].block_tokens)
+    profile = profile.sized(block_size=rows[0].block_tokens, kv_blocks=options.kv_blocks)
     try:
         check_fits(rows, profile)
     except PolicyError as error:

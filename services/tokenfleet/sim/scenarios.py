@@ -17,6 +17,12 @@ SCENARIOS: dict[str, RunOptions] = {
     "chat-dense": RunOptions(trace="conversation", copies=3.6, instances=8),
     "chat-16": RunOptions(trace="conversation", copies=6.0, instances=16),
     "chat-64": RunOptions(trace="conversation", copies=24.0, instances=64),
+    # Caches five times as large: a host tier whose loads cost nothing.
+    "reuse-large-cache": RunOptions(trace="synthetic", copies=2.0, instances=8, kv_blocks=12_000),
+    "chat-large-cache": RunOptions(trace="conversation", copies=3.0, instances=8, kv_blocks=12_000),
+    # TokenPilot starts from coefficients that are wrong and learns them.
+    "learned-half": RunOptions(trace="synthetic", copies=2.0, instances=8, prior_factor=0.5, learning=True),
+    "learned-double": RunOptions(trace="synthetic", copies=2.0, instances=8, prior_factor=2.0, learning=True),
     # Several gateways that hear of one another.
     "gateways": RunOptions(trace="synthetic", copies=2.0, instances=8, gateways=4, event_delay_s=0.02),
     "gateways-late": RunOptions(trace="synthetic", copies=2.0, instances=8, gateways=4, event_delay_s=0.25),
