@@ -276,6 +276,15 @@ def test_the_command_prints_a_table(maker: Maker) -> None:
     assert maker.made == [("random", seed) for seed in (1, 2, 3, 4)]
 
 
+def test_the_command_prints_tables_for_a_document(maker: Maker) -> None:
+    arguments = ["compare", "chat", "--policies", "random,dynamo", "--baseline", "random", "--seeds", "1"]
+    result = CliRunner().invoke(sim_app, [*arguments, "--tuned", "--tune-seeds", "9", "--markdown"])
+    lines = result.output.splitlines()
+    assert lines[0] == "**chat**: seed 1; 1 requests measured a seed; ρ 0.50 without caches; changes against random."
+    assert lines[4] == "| random | 1.00 | 2.00 | +0.0 | +0.0 | 0.250 | 2000 | 1.00 | 0 |"
+    assert lines[-1] == "Tuned on seeds 9: `dynamo:overlap_weight=0.5` (of 5)."
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

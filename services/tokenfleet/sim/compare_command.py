@@ -40,6 +40,7 @@ def compare(
         Path | None, typer.Option(help="Folder for finished runs: a broken-off comparison goes on.")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report with pictures to this file.")] = None,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print tables for a document.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare routing policies on the same requests."""
@@ -47,7 +48,7 @@ def compare(
     from rich.console import Console
 
     from tokenfleet.sim.compare import BOUNDS, Store, cells
-    from tokenfleet.sim.compare_words import cells_bar, compared_table, grid_table
+    from tokenfleet.sim.compare_words import cells_bar, compared_table, grid_table, markdown
     from tokenfleet.sim.compared import compared
     from tokenfleet.sim.policies import policy_named
     from tokenfleet.sim.report import check_pictures, write_report
@@ -92,6 +93,9 @@ def compare(
         write_report(html, tables, every, grids)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode({"scenarios": tables, "grids": grids})).decode())
+        return
+    if as_markdown:
+        typer.echo("\n\n".join(markdown(table, grids.get(table.scenario, {}), grid_seeds) for table in tables))
         return
     console = Console()
     if not console.is_terminal:

@@ -42,10 +42,25 @@ def compared_table(of: Compared) -> Table:
     return table
 
 
+def markdown(of: Compared, tried: Mapping[str, Sequence[Tried]], tune_seeds: Sequence[int]) -> str:
+    """The same table for a document, and which point of each peer's grid won."""
+    lines = [f"**{of.scenario}**: {about(of)}.", "", _marked(("policy", *HEADINGS)), "|---|" + "--:|" * len(HEADINGS)]
+    lines += [_marked((line.policy, *texts(line))) for line in of.lines]
+    if tried:
+        won = ", ".join(f"`{points[0].policy}` (of {len(points)})" for points in tried.values())
+        lines += ["", f"Tuned on seeds {', '.join(str(seed) for seed in tune_seeds)}: {won}."]
+    return "\n".join(lines)
+
+
+def _marked(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
 def about(of: Compared) -> str:
     """Seeds, load and what the percentages are of."""
+    seeds = f"{'seeds' if len(of.seeds) > 1 else 'seed'} {', '.join(str(seed) for seed in of.seeds)}"
     return (
-        f"seeds {', '.join(str(seed) for seed in of.seeds)}; {of.measured:,.0f} requests measured a "
+        f"{seeds}; {of.measured:,.0f} requests measured a "
         f"seed; ρ {of.rho:.2f} without caches; changes against {of.baseline}"
     )
 
