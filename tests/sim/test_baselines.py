@@ -184,6 +184,18 @@ def test_dynamo_s_weight_is_the_price_of_prefill(weight: float, chosen: str) -> 
     assert placed(router, "hit", 5) == chosen  # a: 3 held + 1; b: the weight + 1
 
 
+def test_dynamo_holds_blocks_of_prompts_that_no_key_names_too() -> None:
+    router = Dynamo(setup("a", "b"))
+    home = placed(router, "long", tokens=20 * BLOCK)
+    router.settled(event("long", "first_token"), 0.0)
+    other = placed(router, "short", tokens=2 * BLOCK)
+    assert other != home
+    router.settled(event("short"), 0.0)
+    assert placed(router, "meanwhile", tokens=BLOCK) == other
+    router.settled(event("long"), 0.0)
+    assert placed(router, "after", tokens=BLOCK) == home  # 0 + 0 against 1 + 1
+
+
 def test_dynamo_forgets_what_events_remove() -> None:
     router = Dynamo(setup("a", "b"))
     router.heard(stored("b", 1, 2, 3, 4), 0.0)

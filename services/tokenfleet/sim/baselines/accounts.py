@@ -24,12 +24,14 @@ Name = TypeVar("Name")
 class Placement(Struct, frozen=True, kw_only=True):
     """One own request in flight: its instance, the prompt's block keys and what the rule believed to be cached there.
 
-    `tokens` are the prompt's; `kv_state` is the source of the belief in `hit_tokens`.
+    `tokens` are the prompt's, `unnamed_blocks` its full blocks without a key; `kv_state` is the source of the belief in
+    `hit_tokens`.
     """
 
     instance: str
     tokens: int
     keys: tuple[bytes, ...] = ()
+    unnamed_blocks: int = 0
     hit_tokens: int = 0
     kv_state: KvState = "none"
 

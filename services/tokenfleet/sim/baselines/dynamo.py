@@ -36,6 +36,7 @@ class Dynamo(Accounts):
         self._cached = PrefixIndex()
         self._prefill_tokens = dict.fromkeys(self.instances, 0)
         self._held: dict[str, Counter[bytes]] = {name: Counter() for name in self.instances}  # block → own holders
+        self._unnamed = dict.fromkeys(self.instances, 0)  # held blocks of prompts that came without keys
 
     def place(self, request: Request, now_s: float) -> Placement:
         keys = split_keys(request)
@@ -45,7 +46,7 @@ class Dynamo(Accounts):
         for name in self.instances:
             uncached = request.prompt_tokens - hits.get(name, 0) * block_tokens
             held = self._held[name]
-            decode_blocks = len(held) + sum(key not in held for key in keys)
+            decode_blocks = len(held) + sum(key not in held for key in keys) + self._unnamed[name]
             prefill_blocks = (self._prefill_tokens[name] + uncached) / block_tokens
             costs[name] = self.settings.overlap_weight * prefill_blocks + decode_blocks
         instance = least(costs, self.rng)
@@ -53,6 +54,7 @@ class Dynamo(Accounts):
             instance=instance,
             tokens=request.prompt_tokens,
             keys=keys,
+            unnamed_blocks=max(0, request.prompt_tokens // block_tokens - len(keys)),
             hit_tokens=hits.get(instance, 0) * block_tokens,
             kv_state=self._cached.state(instance),
         )
@@ -60,11 +62,13 @@ class Dynamo(Accounts):
     def began(self, placement: Placement) -> None:
         self._prefill_tokens[placement.instance] += placement.uncached_tokens
         self._held[placement.instance].update(placement.keys)
+        self._unnamed[placement.instance] += placement.unnamed_blocks
 
     def prefilled(self, placement: Placement) -> None:
         self._prefill_tokens[placement.instance] -= placement.uncached_tokens
 
     def ended(self, placement: Placement) -> None:
+        self._unnamed[placement.instance] -= placement.unnamed_blocks
         held = self._held[placement.instance]
         for key in placement.keys:
             if held[key] == 1:
