@@ -21,6 +21,7 @@ from tokenfleet.client.export_command import export
 from tokenfleet.client.replay_command import replay
 from tokenfleet.client.setup_commands import STATE, KafkaOption, State, endpoints, policy_app, topics_app
 from tokenfleet.core.errors import BadRequestError, NotFoundError, SetupError, TokenFleetError
+from tokenfleet.local.bench.command import bench
 from tokenfleet.sim.commands import sim_app
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ app = typer.Typer(
 app.add_typer(topics_app, name="topics")
 app.add_typer(policy_app, name="policy")
 app.add_typer(sim_app, name="sim")
-for command in (schedule, route, whatif, replay):
+for command in (schedule, route, whatif, replay, bench):
     app.command()(command)
 sim_app.command("export")(export)  # reads PostgreSQL, which the simulator can't see
 

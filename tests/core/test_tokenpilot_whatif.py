@@ -44,7 +44,7 @@ def costs_of(candidates: Sequence[Candidate]) -> dict[str, float]:
 def test_what_is_now_is_what_route_would_answer_and_no_change_changes_nothing(waiting: int) -> None:
     here = town(waiting=waiting)
     for n in range(20):
-        request = warm(f"r{n}") if n % 2 else asked(f"r{n}", prompt_tokens=3_000)
+        request = warm(f"r{n}") if n % 2 else asked(f"r{n}", prompt_tokens=3_000, max_tokens=2**31 - 1)
         answer = told(here, request)
         decision = here.decide(request, steps=ROUTE).decision
         assert costs_of(answer.present.candidates) == pytest.approx(costs_of(decision.candidates))

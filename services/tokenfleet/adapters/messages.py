@@ -5,11 +5,14 @@ problem is a BadRequestError that names the field.
 """
 
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Final, cast
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from tokenfleet.core.decision import Decision, Request
 from tokenfleet.core.errors import BadRequestError
@@ -126,30 +129,57 @@ def to_wire(value: Struct, message: Message) -> Message:
 
     Nested structs, tuples and maps follow. Fields that the message lacks are left out.
     """
-    known = message.DESCRIPTOR.fields_by_name
-    for name in value.__struct_fields__:
+    known = _fields(type(value), message.DESCRIPTOR)
+    for name, (is_enum, has_presence, kind) in known.items():
         field = getattr(value, name)
-        if name not in known or field is None:
+        if not field and (field is None or not has_presence):
             continue
         if isinstance(field, Struct):
             to_wire(field, getattr(message, name))
         elif isinstance(field, tuple):
-            _repeat(cast(tuple[Any, ...], field), getattr(message, name))
+            _repeat(cast(tuple[Any, ...], field), getattr(message, name), kind)
         elif isinstance(field, dict):
             getattr(message, name).update(field)
-        elif known[name].enum_type is not None:
-            setattr(message, name, ENUM_PREFIXES[name] + field.upper() if field else 0)
+        elif is_enum:
+            setattr(message, name, ENUM_PREFIXES[name] + field.upper())
         else:
             setattr(message, name, field)
     return message
 
 
-def _repeat(values: Iterable[Any], field: Any) -> None:
-    for value in values:
-        if isinstance(value, Struct):
+def _repeat(values: Sequence[Any], field: Any, kind: Descriptor | None) -> None:
+    if kind is None:
+        field.extend(values)
+    elif values and _is_flat(cast(type[Struct], type(values[0])), kind):
+        for value in values:
+            field.add(**asdict(value))
+    else:
+        for value in values:
             to_wire(value, field.add())
-        else:
-            field.append(value)
+
+
+@cache
+def _fields(value: type[Struct], message: Descriptor) -> dict[str, tuple[bool, bool, Descriptor | None]]:
+    """The fields that both have: whether it is an enum, whether absent differs from empty, the message it holds."""
+    known = message.fields_by_name
+    return {
+        name: (known[name].enum_type is not None, known[name].has_presence, known[name].message_type)
+        for name in value.__struct_fields__
+        if name in known
+    }
+
+
+@cache
+def _is_flat(value: type[Struct], message: Descriptor) -> bool:
+    """Whether all fields of `value` are numbers or text that `message` has too, so that they can be set at once."""
+    known = message.fields_by_name
+    return all(
+        name in known
+        and known[name].enum_type is None
+        and known[name].message_type is None
+        and not known[name].is_repeated
+        for name in value.__struct_fields__
+    )
 
 
 def _text(field: str, value: str) -> str:

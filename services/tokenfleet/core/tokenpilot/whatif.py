@@ -69,6 +69,9 @@ def what_if(site: Site, request: Request, changes: Changes, *, now_s: float) -> 
     """
     model = site.policy.model(request.model)
     site.policy.tenant(request.tenant)
+    room = model.context_max_tokens - request.prompt_tokens
+    if request.max_tokens > room > 0:  # as core.schedule bounds it
+        request = replace(request, max_tokens=room)
     q50, q90 = site.outputs.quantiles(
         tenant=request.tenant,
         model=request.model,
