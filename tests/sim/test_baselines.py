@@ -132,8 +132,8 @@ def test_sglang_takes_the_least_loaded_of_those_with_the_same_match() -> None:
     router = Sglang(setup("a", "b", "c"), SglangSettings(match_min=0.9))
     homes = {placed(router, f"system-prompt-{n}", 1, 100 + n, tokens=2 * BLOCK) for n in range(2)}
     assert len(homes) == 2  # each matched half a prompt at most
-    router.in_flight |= {name: 5 + place for place, name in enumerate(sorted(homes))}
-    assert placed(router, "short", 1, tokens=BLOCK) == min(homes)  # not the third, which is idle
+    router.in_flight |= {min(homes): 6, max(homes): 5}
+    assert placed(router, "short", 1, tokens=BLOCK) == max(homes)  # not the third, which is idle
 
 
 def test_sglang_does_not_see_that_a_prefix_is_gone() -> None:
@@ -167,12 +167,24 @@ def test_dynamo_counts_prefill_until_the_first_token_and_blocks_until_the_end() 
     router.settled(event("x", "finished"), 2.0)
     router.settled(event("r1", "first_token"), 2.0)
     router.settled(event("r2", "first_token"), 2.0)
-    # a: 4 held; b: y's one to prefill and one held
-    assert placed(router, "z", 21) == "b"
-    router.settled(event("r1"), 3.0)  # r2 still holds the four blocks that both share
-    assert placed(router, "z2", 22) in ("a", "b")  # 4 + 2 against 2 + 2 + 2
-    router.settled(event("r2"), 3.0)
-    assert placed(router, "z3", 23) == "a"
+    router.settled(event("y"), 2.0)
+
+
+def test_dynamo_holds_a_block_that_two_share_once_and_until_both_have_ended() -> None:
+    router = Dynamo(setup("a", "b"))
+    router.heard(stored("a", 1, 2, 3, 4), 0.0)
+    for name in ("r1", "r2"):
+        assert placed(router, name, 1, 2, 3, 4, tokens=4 * BLOCK) == "a"
+        router.settled(event(name, "first_token"), 0.0)
+    assert placed(router, "b-3", 21, 22, 23, tokens=3 * BLOCK) == "b"
+    router.settled(event("b-3", "first_token"), 0.0)
+    assert placed(router, "4-held-against-3", 31) == "b"
+    router.settled(event("4-held-against-3"), 0.0)
+    router.settled(event("r1"), 1.0)
+    assert placed(router, "still", 32) == "b"
+    router.settled(event("still"), 1.0)
+    router.settled(event("r2"), 1.0)
+    assert placed(router, "none-held", 33) == "a"
 
 
 @pytest.mark.parametrize(("weight", "chosen"), [(1.0, "b"), (4.0, "a")])
@@ -239,6 +251,17 @@ def test_llmd_s_index_forgets_the_oldest_and_the_front_of_a_prompt_first() -> No
     placed(router, "one-more", 10**6)
     assert router.place(asks("front-is-gone", *range(room)), 0.0).hit_tokens == 0
     assert router.place(asks("behind-it", *range(1, room)), 0.0).hit_tokens == (room - 1) * BLOCK
+
+
+def test_llmd_s_index_keeps_what_is_sent_again() -> None:
+    router = Llmd(setup("a"))
+    room = INDEX_TOKENS // BLOCK
+    placed(router, "first", 1, tokens=BLOCK)
+    placed(router, "much", *range(2, room + 1), tokens=(room - 1) * BLOCK)
+    placed(router, "again", 1, tokens=BLOCK)
+    placed(router, "one-more", 10**6)
+    assert router.place(asks("r", 1), 0.0).hit_tokens == BLOCK
+    assert router.place(asks("r", 2), 0.0).hit_tokens == 0
 
 
 @pytest.mark.parametrize("make", [Sglang, Dynamo, Llmd])
