@@ -1,6 +1,7 @@
 """Streams: every request of a batch gets its own answer, in order, whatever the others are."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -9,10 +10,11 @@ import grpc.aio
 import pytest
 from google.rpc import code_pb2
 
-from tests.adapters.desks import Office, request
+from tests.adapters.desks import Office, event, request
 from tokenfleet.adapters.services import BATCH_MAX
 from tokenfleet.wire.v1 import decision_pb2, scheduler_pb2, scheduler_pb2_grpc
 
+SHARED = 300  # requests for three equal instances
 BROKEN = "a request that breaks what decides"
 
 
@@ -99,6 +101,35 @@ async def test_the_requests_of_one_batch_see_one_another_placed() -> None:
     numbers = [envelope.n for envelope in office.outbox.of("placements")]
     assert numbers == list(range(1, len(numbers) + 1))
     assert len(numbers) < BATCH_MAX / 2  # those that came together travel together
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["one after another", "all open"])
+@pytest.mark.parametrize("path", ["Route", "RouteStream", "ScheduleStream"])
+async def test_equal_instances_get_equal_shares_on_every_path(path: str, ended: bool) -> None:
+    """Equal costs never go to the lowest name, and what one call placed counts for the next, whichever way it came."""
+    office = Office(small=3)
+    taken: Counter[str] = Counter()
+    async with office.serving() as (_, channel):
+        scheduler: Any = scheduler_pb2_grpc.SchedulerStub(channel)
+        pilot: Any = scheduler_pb2_grpc.TokenPilotStub(channel)
+        routes, schedules = pilot.RouteStream(), scheduler.ScheduleStream()
+        for n in range(SHARED):
+            asked = request(f"r{n}", prompt_tokens=100)
+            if path == "Route":
+                decision = (await pilot.Route(scheduler_pb2.RouteRequest(request=asked))).decision
+            elif path == "RouteStream":
+                await routes.write(batch(asked))
+                decision = (await routes.read()).answers[0].decision
+            else:
+                await schedules.write(scheduler_pb2.ScheduleRequest(request=asked))
+                decision = (await schedules.read()).decision
+            taken[decision.target] += 1
+            if ended:
+                office.desk.report(event(f"r{n}", decision=decision.id, instance=decision.target))
+    least, most = SHARED * 4 // 15, SHARED * 6 // 15
+    assert len(taken) == 3
+    assert all(least <= count <= most for count in taken.values()), taken
+    assert len(office.town.site.ledger) == (0 if ended else SHARED)
 
 
 async def test_a_dry_run_in_a_batch_leaves_no_trace() -> None:

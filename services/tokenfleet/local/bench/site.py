@@ -48,7 +48,7 @@ class BenchSite:
         for prompt in self.prompts:
             for name in self._rng.sample(self.names, max(1, instances // PROMPTS)):
                 held[name] += prompt[: KEY_BYTES * self._rng.randint(1, BLOCKS)]
-        self._beats = [self._beat(name, held[name]) for name in self.names]
+        self._rows = [self._row(self._beat(name, held[name]), n % SHARDS) for n, name in enumerate(self.names)]
         self._snapshots = 0
         self.hears_telemetry(now_s)
         for name, keys in held.items():
@@ -59,19 +59,9 @@ class BenchSite:
         self._hears_others(now_s)
 
     def hears_telemetry(self, now_s: float) -> None:
-        """A capacity snapshot of all shards, as of now."""
+        """A capacity snapshot of all shards, as of now: the same heartbeats, young again."""
         self._snapshots += 1
         for shard in range(SHARDS):
-            rows = tuple(
-                CapacityRow(
-                    beat=beat,
-                    order=Order(cluster=CLUSTER, claim=0, n=self._snapshots),
-                    agent=f"agent-{shard}",
-                    age_s=0.1,
-                    agent_silent_s=0.1,
-                )
-                for beat in self._beats[shard::SHARDS]
-            )
             snapshot = CapacityShard(
                 site=NAME,
                 shard=shard,
@@ -80,7 +70,7 @@ class BenchSite:
                 n=self._snapshots,
                 period_s=0.1,
                 telemetry_age_s=0.1,
-                rows=rows,
+                rows=tuple(self._rows[shard::SHARDS]),
             )
             self.site.heard(snapshot, Heard(partition=shard, now_s=now_s))
 
@@ -96,6 +86,10 @@ class BenchSite:
             block_keys=self.prompts[number % PROMPTS],
             block_tokens=BLOCK_TOKENS,
         )
+
+    def _row(self, beat: Heartbeat, shard: int) -> CapacityRow:
+        order = Order(cluster=CLUSTER, claim=0, n=1)
+        return CapacityRow(beat=beat, order=order, agent=f"agent-{shard}", age_s=0.1, agent_silent_s=0.1)
 
     def _beat(self, name: str, keys: bytes) -> Heartbeat:
         return Heartbeat(
