@@ -36,7 +36,7 @@ from tokenfleet.sim.traces.scale import scaled
 class RunOptions(Struct, frozen=True, kw_only=True):
     """One run. `len_s` and `warm_s` None: by the fleet's size. `make_router` is taken instead of the policy's own and
     keeps its name. `kv_blocks` are an instance's, in blocks of the trace; None: its profile's memory. `event_delay_s`
-    is the delay of placements, `links` all else of the links.
+    is the delay of placements, `links` all else of the links, `telemetry_period_s` the time between two scrapes.
     """
 
     trace: str = "synthetic"
@@ -47,6 +47,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     event_delay_s: float = 0.02
     profile: str = "L70"
     kv_blocks: int | None = None
+    telemetry_period_s: float = 0.25
     seed: int = 1
     len_s: float | None = None
     warm_s: float | None = None
@@ -151,6 +152,7 @@ def _terms(options: RunOptions, profile: Profile) -> FleetTerms:
         profile=profile,
         instances=options.instances,
         gateways=options.gateways,
+        telemetry_period_s=options.telemetry_period_s,
         links=msgspec.structs.replace(links, placements=placements),
         weights=options.weights,
         prior_factor=options.prior_factor,

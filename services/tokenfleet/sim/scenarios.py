@@ -17,6 +17,9 @@ SCENARIOS: dict[str, RunOptions] = {
     "chat-dense": RunOptions(trace="conversation", copies=3.6, instances=8),
     "chat-16": RunOptions(trace="conversation", copies=6.0, instances=16),
     "chat-64": RunOptions(trace="conversation", copies=24.0, instances=64),
+    # Engines scraped five times as often: the default of llm-d's endpoint picker.
+    "reuse-scraped-50ms": RunOptions(trace="synthetic", copies=2.0, instances=8, telemetry_period_s=0.05),
+    "chat-scraped-50ms": RunOptions(trace="conversation", copies=3.0, instances=8, telemetry_period_s=0.05),
     # Caches five times as large: a host tier whose loads cost nothing.
     "reuse-large-cache": RunOptions(trace="synthetic", copies=2.0, instances=8, kv_blocks=12_000),
     "chat-large-cache": RunOptions(trace="conversation", copies=3.0, instances=8, kv_blocks=12_000),
