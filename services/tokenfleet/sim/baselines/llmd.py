@@ -8,9 +8,9 @@ inference-scheduling of llm-d/llm-d at 086f217, 3, 2 and 2:
 
 q are waiting requests by the last scrape; all score 1 when all queues are equal. The index of prefixes is approximate,
 an LRU of own dispatches of 31,250 blocks of 64 tokens an instance; a prompt's first block is its oldest entry there.
-Its endpoint picker scrapes each 50 ms by default (DefaultRefreshMetricsInterval), gateways that watch many pools more
-seldom; the fleet's scrape is that of the scenario. The rule has no account of its own requests: between two scrapes it sees none of what it sent. Left out because it would
-only weaken the rule here: the first versions match at most 256 blocks of a prompt.
+The rule has no account of its own requests: between two scrapes it sees none of what it sent. Its endpoint picker
+scrapes each 50 ms by default (DefaultRefreshMetricsInterval); here the period is the scenario's. Left out because it
+would only weaken the rule: the first versions match at most 256 blocks of a prompt.
 """
 
 from collections.abc import Sequence
