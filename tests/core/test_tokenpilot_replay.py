@@ -113,6 +113,13 @@ def test_a_refusal_follows_from_the_counts_of_the_filters() -> None:
     assert rescored(empty, WEIGHTS).outcome == "no_choice"
 
 
+def test_what_is_held_back_chose_nothing_yet() -> None:
+    for each in day(1):
+        held = replace(each, verdict="queue", target="", address="", sentence="held: b-small-0 is the cheapest")
+        assert rescored(held, WEIGHTS).outcome == "no_choice"
+        assert reweighed(held, WEIGHTS, {"reuse_max": 0.1}).outcome == "no_choice"
+
+
 CHANGES: list[dict[str, float]] = [
     {"margin_weight": 3.0},
     {"reuse_base": 0.0, "reuse_slope_per_s": 0.0},

@@ -56,7 +56,7 @@ class Rescored(Struct, frozen=True, kw_only=True):
 
 def rescored(decision: Decision, weights: TokenPilotPolicy) -> Rescored:
     """`decision` chosen again from what it recorded; `weights` are those of the policy revision that made it."""
-    if not decision.candidates:
+    if not decision.candidates or decision.verdict != "admit":
         return _refused(decision)
     how = how_told(decision.sentence)
     if problem := _inconsistent(decision):
@@ -93,10 +93,11 @@ def reweighed(decision: Decision, weights: TokenPilotPolicy, changed: Mapping[st
     """
     new = other_weights(weights, changed)
     how = how_told(decision.sentence)
-    if not decision.candidates or how in ("suspect", "off"):
-        why = "no weight was asked" if decision.candidates else ""
-        target = decision.target if decision.candidates else ""
-        return Rescored(decision=decision, outcome="no_choice", target=target, how=how, why=why)
+    if not decision.candidates or decision.verdict != "admit":
+        return Rescored(decision=decision, outcome="no_choice")
+    if how in ("suspect", "off"):
+        why = "no weight was asked"
+        return Rescored(decision=decision, outcome="no_choice", target=decision.target, how=how, why=why)
     if (price := _reuse_price(decision, weights, new)) is None:
         why = "the price of reuse stood at its bound, so the waiting behind it is not known"
         return Rescored(decision=decision, outcome="agrees", target=decision.target, how=how, why=why)
@@ -125,7 +126,7 @@ def other_weights(weights: TokenPilotPolicy, changed: Mapping[str, float]) -> To
 
 
 def _refused(decision: Decision) -> Rescored:
-    """A refusal by the hard filters follows from their counts; others chose nothing."""
+    """A refusal by the hard filters follows from their counts; others, and what is held, chose nothing yet."""
     removed = sum(decision.excluded.values())
     if decision.verdict != "reject" or not removed or removed != decision.considered:
         return Rescored(decision=decision, outcome="no_choice")
