@@ -14,9 +14,9 @@ from tokenfleet.sim.router import Setup
 BLOCK = 512
 
 
-def setup(*instances: str, seed: int = 1) -> Setup:
+def setup(*instances: str, seed: int = 1, gateway: str = "g") -> Setup:
     return Setup(
-        gateway="g",
+        gateway=gateway,
         instances=instances,
         profile=profiles()["L70"],
         rng=Random(seed),

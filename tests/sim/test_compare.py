@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -11,8 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from tokenfleet.core.errors import PolicyError, SetupError
+from tokenfleet.core.records import CapacityShard
 from tokenfleet.sim import compare as comparing
 from tokenfleet.sim import report as reporting
+from tokenfleet.sim.baselines.blind import LeastStale
 from tokenfleet.sim.commands import sim_app
 from tokenfleet.sim.compare import BOUNDS, Cell, Job, Requests, Store, cell_of, cells, file_name
 from tokenfleet.sim.compare_command import jobs_of, policies_of, seeds_of
@@ -22,7 +25,8 @@ from tokenfleet.sim.measure import Quantiles
 from tokenfleet.sim.pictures import reuse_of
 from tokenfleet.sim.policies import policy_named
 from tokenfleet.sim.report import check_pictures, report, write_report
-from tokenfleet.sim.run import RunOptions
+from tokenfleet.sim.router import Record
+from tokenfleet.sim.run import RunOptions, run
 from tokenfleet.sim.tuned import GRIDS, grid_of, tried
 
 SHORT = RunOptions(trace="synthetic", copies=1.0, instances=2, len_s=20.0, warm_s=5.0)
@@ -158,6 +162,24 @@ def test_no_policy_passes_the_bounds() -> None:
             assert bound.ttft_s.mean is not None
             assert bound.ttft_s.mean <= best.ttft_s.mean
             assert bound.hit_ratio >= best.hit_ratio
+
+
+def test_a_scenario_s_memory_and_scrapes_reach_engines_bounds_and_gateways() -> None:
+    scraped: list[float] = []
+
+    class Listening(LeastStale):
+        def heard(self, record: Record, now_s: float) -> None:
+            scraped.extend([now_s] if isinstance(record, CapacityShard) else [])
+
+    options = msgspec.structs.replace(SHORT, make_router=Listening, telemetry_period_s=2.0)
+    run(options, cpu_s=lambda: 0.0)
+    assert {round(later - earlier, 6) for earlier, later in pairwise(scraped[1:])} == {2.0}  # after what it starts from
+    small, large = (
+        cells(jobs_of("s", msgspec.structs.replace(SHORT, kv_blocks=blocks), ["sglang", BOUNDS[0]], [1]), Store(None))
+        for blocks in (400, 4_000)
+    )
+    assert [each.hit_ratio for each in small] < [each.hit_ratio for each in large]
+    assert small[1].hit_ratio < large[1].hit_ratio
 
 
 def test_processes_make_the_same_cells() -> None:
