@@ -7,8 +7,13 @@ from typing import Any
 
 import msgpack
 import yaml
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, validators
 
+# Records are msgpack: what a schema calls a string with an encoding comes as bytes.
+WireValidator = validators.extend(
+    Draft202012Validator,
+    type_checker=Draft202012Validator.TYPE_CHECKER.redefine("string", lambda _, value: isinstance(value, (str, bytes))),
+)
 SCHEMA_HEADER = "tf-schema"
 PATH_SHOWN_MAX = 6  # parts of the path to what is wrong
 
@@ -26,7 +31,7 @@ class Channel:
         self._topic = re.compile(f"^{pattern}$")
         self._schema_name, _, version = schema["title"].partition("/")
         self._version = int(version)
-        self._validator = Draft202012Validator(schema)
+        self._validator = WireValidator(schema)
 
     def owns(self, topic: str) -> bool:
         return self._topic.match(topic) is not None

@@ -5,13 +5,15 @@ from typing import Any
 from msgspec.structs import replace
 
 from tokenfleet.core.asked import Asked, Decided
-from tokenfleet.core.decision import Admission, Decision, Mode, Reason, SiteOption, Verdict
+from tokenfleet.core.blocks import KEY_BYTES
+from tokenfleet.core.decision import BLOCKS_TOLD_MAX, Admission, Decision, Mode, Reason, SiteOption, Verdict
 from tokenfleet.core.fleetmind.dispatch import Dispatch
 from tokenfleet.core.records import Entry, OutcomeEvent, PlacementEvent
 from tokenfleet.core.site import Site, pool_name
 from tokenfleet.core.slomax.admit import Ruling
 from tokenfleet.core.slomax.retry import retry_after_s
 from tokenfleet.core.tokenpilot.choose import choose
+from tokenfleet.core.tokenpilot.explain import ms
 from tokenfleet.core.tokenpilot.routing import Routing
 
 
@@ -120,6 +122,14 @@ def stays(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | None
     return Decided(decision=decision)
 
 
+def waits(asked: Asked, here: Decided) -> Decided:
+    """Held at its gateway: where it would go now, and what it waits for there."""
+    decision = here.decision
+    wait = ms(decision.candidates[0].wait_s)
+    sentence = f"held: {decision.target} is the cheapest and has {wait} of work before it"
+    return Decided(decision=replace(decision, verdict="queue", target="", address="", sentence=sentence))
+
+
 def routed(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | None) -> Decided:
     request = asked.request
     terms = site.policy.site(site.name)
@@ -134,6 +144,8 @@ def routed(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | Non
         rng=asked.rng,
         network_s=network_s,
         last_instance=site.last_instance(request.tenant, request.session),
+        ahead_s=asked.turn.ahead_s if asked.turn else None,
+        held_s=asked.turn.held_s if asked.turn else 0.0,
     )
     admission = ruling.admission if ruling else _evidence(asked)
     if routing.reason == "all_busy":
@@ -232,6 +244,9 @@ def _decision(
         site=site_name,
         pool=pool_name(request.model, site_name),
         prompt_tokens=request.prompt_tokens,
+        block_keys=request.block_keys[: BLOCKS_TOLD_MAX * KEY_BYTES],
+        block_tokens=request.block_tokens,
+        session=request.session,
         sentence=sentence,
         replica=f"{site.name}/{site.replica}",
         policy_revision=site.policy.revision,

@@ -5,6 +5,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from tokenfleet.core.columns import Floats
 from tokenfleet.core.decision import Decision, Request
 from tokenfleet.core.pool import PoolView
 from tokenfleet.core.records import OutcomeEvent, PlacementEvent
@@ -33,6 +34,15 @@ class Ids(Struct, frozen=True, kw_only=True):
     now_wall_s: float
 
 
+class Turn(Struct, frozen=True, kw_only=True):
+    """A held request's turn: `ahead_s` is held work that goes first, by slot of its pool, `held_s` all that is held,
+    per instance. `overdue`: it has waited as long as its gateway can, and goes whatever the backlog."""
+
+    ahead_s: Floats
+    held_s: float
+    overdue: bool
+
+
 class Decided(Struct, frozen=True, kw_only=True):
     """The decision, the placement to count if it placed something, and the outcome to report if it refused."""
 
@@ -42,7 +52,7 @@ class Decided(Struct, frozen=True, kw_only=True):
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """One request with all that is looked up once."""
+    """One request with all that is looked up once; `turn` is set when it was held and may go now."""
 
     request: Request
     steps: Steps
@@ -54,3 +64,4 @@ class Asked(Struct, frozen=True, kw_only=True):
     charge: Charge
     now_s: float
     rng: Random
+    turn: Turn | None = None

@@ -30,10 +30,10 @@ class Request(Struct, frozen=True, kw_only=True):
 
     `id` is the logical request, `attempt` counts its tries from 0. `block_keys` are the canonical keys of the
     prompt's full blocks, packed little-endian u64 (core.blocks). `max_tokens` is the caller's output budget, 0 when
-    absent. `elapsed_s` is the time since the logical request first arrived at its origin. `origin` is the site where it
-    arrived, `hop` is 1 when another site's FleetMind sent it here. `sites_tried` are not to be chosen again.
-    `session` names a conversation; `data_class` is what residency rules speak of. `declared_class` is capped by the
-    tenant's entitlement.
+    absent. `elapsed_s` is the time since the logical request first arrived at its origin. `wait_max_s` is how long its
+    gateway can hold it back, 0 for not at all. `origin` is the site where it arrived, `hop` is 1 when another site's
+    FleetMind sent it here. `sites_tried` are not to be chosen again. `session` names a conversation; `data_class` is
+    what residency rules speak of. `declared_class` is capped by the tenant's entitlement.
     """
 
     id: str
@@ -57,6 +57,7 @@ class Request(Struct, frozen=True, kw_only=True):
     lease: str = ""
     sites_tried: tuple[str, ...] = ()
     elapsed_s: float = 0.0
+    wait_max_s: float = 0.0
     upload_bytes: int = 0
     dry_run: bool = False
 
@@ -132,6 +133,9 @@ class Admission(Struct, frozen=True, kw_only=True):
     end_max_s: float | None = None
 
 
+BLOCKS_TOLD_MAX = 512  # keys a decision carries, at most 4 KiB on the topic
+
+
 class Decision(Struct, frozen=True, kw_only=True):
     """The answer to one request and why.
 
@@ -139,7 +143,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     `site` and `gateways` tell where to ask next, with `lease`. `age_s` is the age of the youngest telemetry used, None
     if there was none; mode `stale` says that it is older than the policy's limit. `excluded` counts instances by the
     filter that removed them, `relaxed` names soft filters that were lifted. `sentence` is the whole in words, with the
-    runner-up. `products` lists which of slomax, fleetmind, tokenpilot were on. `tables` names the versions decided on.
+    runner-up. `block_keys` are the first BLOCKS_TOLD_MAX of the request's, so that its log can be replayed with its
+    reuse. `products` lists which of slomax, fleetmind, tokenpilot were on. `tables` names the versions decided on.
     """
 
     id: str
@@ -160,6 +165,9 @@ class Decision(Struct, frozen=True, kw_only=True):
     gateways: tuple[str, ...] = ()
     lease: str = ""
     prompt_tokens: int
+    block_keys: bytes = b""
+    block_tokens: int = 0
+    session: str = ""
     hit_tokens: int = 0
     predicted_ttft_s: float | None = None
     admission: Admission | None = None

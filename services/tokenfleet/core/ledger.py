@@ -102,6 +102,11 @@ class Ledger:
         known = self._decisions.get(decision)
         return known is not None and known.ended
 
+    def has_first_token(self, decision: str) -> bool:
+        """Whether its first token was heard of, as long as that is remembered."""
+        known = self._decisions.get(decision)
+        return known is not None and known.first_token
+
     def running_by_tenant(self) -> dict[str, int]:
         """Placements that have not ended, by tenant."""
         total: dict[str, int] = {}

@@ -116,6 +116,23 @@ class Residency(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     expires_wall_s: float | None = None
 
 
+class LateBindingPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a request that its gateway can hold waits there, and for what (core/tokenpilot/held.py).
+
+    One goes out when its instance's backlog is at most `backlog_max_s`; the `planned_max` with the least
+    work − `age_gain` · age are planned at a time, `held_max` are held at all. Off where fewer than `events_share_min`
+    of the requests report their first token, or reports lag by more than `backlog_max_s` / `lags_in_backlog`.
+    """
+
+    enabled: bool = True
+    backlog_max_s: Positive = 0.25
+    age_gain: NonNegative = 0.15
+    planned_max: Annotated[int, Meta(ge=1)] = 40
+    held_max: Annotated[int, Meta(ge=1)] = 1000
+    events_share_min: Share = 0.95
+    lags_in_backlog: Positive = 3.0
+
+
 class TokenPilotPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Weights and limits of routing: the terms of an instance's cost (core/tokenpilot/cost.py)."""
 
@@ -136,6 +153,7 @@ class TokenPilotPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     p_hit_approx: Share = 0.5
     unlearned_factor: Positive = 1.5
     candidates_kept: Annotated[int, Meta(ge=1, le=32)] = 8
+    late: LateBindingPolicy = LateBindingPolicy()
 
 
 class LivenessPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

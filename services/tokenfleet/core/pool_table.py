@@ -126,6 +126,10 @@ class PoolTable:
             self._numbers[SILENT_SINCE, slot] = _told(row.silent_since_s)
             self._oldest_s = None
 
+    def hits(self, depths: Floats) -> Floats:
+        """What each instance holds, of tokens by place in the prefix index."""
+        return depths[self._kv_slot]
+
     def snapshot(
         self,
         now_s: float,

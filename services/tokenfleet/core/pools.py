@@ -6,9 +6,11 @@ compute. The two forms tell the same: the columns are what decisions compute on,
 
 from functools import partial
 
+import numpy as np
+
 from tokenfleet.core.accounts import PoolCalibration
 from tokenfleet.core.capacity import AVAILABILITY, CapacityTable, InstanceRow, liveness
-from tokenfleet.core.columns import Columns
+from tokenfleet.core.columns import Columns, Floats
 from tokenfleet.core.correction import Corrections
 from tokenfleet.core.decision import Request
 from tokenfleet.core.failures import Failures, Standing
@@ -77,6 +79,14 @@ class Pools:
             policy=self._policy,
             views=partial(self._views, model, now_s, calibration, request),
         )
+
+    def hits(self, request: Request) -> Floats:
+        """Cached tokens of the request's prompt on each instance of its model's pool."""
+        self._take_in()
+        table = self._tables.get(request.model)
+        if table is None or not request.block_keys:
+            return np.zeros(0 if table is None else len(table.labels.names))
+        return table.hits(self._prefix.depths(request.block_keys) * request.block_tokens)
 
     def _take_in(self) -> None:
         """Put what changed into the tables; all of it when instances came or went."""

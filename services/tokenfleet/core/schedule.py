@@ -4,13 +4,15 @@
 quota, the send that FleetMind remembers. What must be placed and recorded comes back in `Decided`.
 """
 
+from collections.abc import Callable, Iterator
 from random import Random
 
+import numpy as np
 from msgspec.structs import replace
 
-from tokenfleet.core.answers import elsewhere, refused_for, routed, ruled_out, stays
-from tokenfleet.core.asked import Asked, Decided, Ids, Steps
-from tokenfleet.core.decision import Reason, Request
+from tokenfleet.core.answers import elsewhere, refused_for, routed, ruled_out, stays, waits
+from tokenfleet.core.asked import Asked, Decided, Ids, Steps, Turn
+from tokenfleet.core.decision import Candidate, Reason, Request
 from tokenfleet.core.errors import BadRequestError
 from tokenfleet.core.fleetmind.dispatch import Dispatch, dispatch
 from tokenfleet.core.fleetmind.residency import residency_refusal
@@ -20,15 +22,18 @@ from tokenfleet.core.slomax.admit import Ruling, admit, barred
 from tokenfleet.core.slomax.classify import classify
 from tokenfleet.core.slomax.quota import Charge, tenant_entry
 from tokenfleet.core.summary import pool_summaries
+from tokenfleet.core.tokenpilot.cost import dense_work_s
+from tokenfleet.core.tokenpilot.held import Waiting
 from tokenfleet.core.view import PeerView
 
 
-def decide(site: Site, request: Request, steps: Steps, ids: Ids, *, now_s: float) -> Decided:
+def decide(site: Site, request: Request, steps: Steps, ids: Ids, *, now_s: float, turn: Turn | None = None) -> Decided:
     """The answer to `request` at `site`. Equal tables and requests give equal answers (chance is seeded).
 
+    Verdict `queue`: the request is held, and `released` gives its final answer. `turn` is given there only.
     Raises UnknownModelError, UnknownTenantError, UnknownSiteError and BadRequestError for names that the policy lacks.
     """
-    asked = _asked(site, request, steps, ids, now_s)
+    asked = _asked(site, request, steps, ids, now_s, turn)
     if request.sites_tried and not request.dry_run:  # the last attempt never ran where it was sent
         site.sends.withdrawn(request.id, request.attempt - 1, site=request.sites_tried[-1], model=request.model)
     decided = _answer(site, asked)
@@ -39,7 +44,24 @@ def decide(site: Site, request: Request, steps: Steps, ids: Ids, *, now_s: float
     return decided
 
 
-def _asked(site: Site, request: Request, steps: Steps, ids: Ids, now_s: float) -> Asked:
+def released(site: Site, now_s: float, next_ids: Callable[[], Ids]) -> Iterator[tuple[Waiting, Decided]]:
+    """The held requests whose turn it is, in order, with their final answers.
+
+    Ask after each first token and every held.PERIOD_S. Each must be placed before the next is asked for: it is decided
+    on what the one before has left.
+    """
+    for model in site.held.models():
+        pool = site.pool(model, now_s)
+        for waiting, turn in site.held.turns(pool, site.hits, site.policy.tokenpilot, now_s):
+            waited_s = now_s - waiting.since_s
+            request = replace(waiting.request, elapsed_s=waiting.request.elapsed_s + waited_s)
+            decided = decide(site, request, waiting.steps, next_ids(), now_s=now_s, turn=turn)
+            if decided.decision.verdict != "queue":
+                site.held.take(waiting.call)
+                yield waiting, decided
+
+
+def _asked(site: Site, request: Request, steps: Steps, ids: Ids, now_s: float, turn: Turn | None) -> Asked:
     policy = site.policy
     model = policy.model(request.model)
     policy.site(request.origin)
@@ -68,6 +90,7 @@ def _asked(site: Site, request: Request, steps: Steps, ids: Ids, now_s: float) -
         charge=_charge(site, request, steps, now_s),  # last: a request that can't be asked costs nothing
         now_s=now_s,
         rng=Random(f"{request.id}/{request.attempt}/{request.hop}"),
+        turn=turn,
     )
 
 
@@ -101,7 +124,35 @@ def _answer(site: Site, asked: Asked) -> Decided:
     if not asked.steps.routing:
         return stays(site, asked, ruling, sent)
     here = routed(site, asked, ruling, sent)
+    if here.placement is not None and _waits(site, asked, here.decision.candidates[0]):
+        return waits(asked, here)
     return _second_choice(site, asked, here.decision.reason) or here
+
+
+def _waits(site: Site, asked: Asked, chosen: Candidate) -> bool:
+    """Whether the request is held, now or still: its gateway can, its instance is not open, or another goes first."""
+    request, terms, turn = asked.request, site.policy.tokenpilot.late, asked.turn
+    if turn is not None:
+        return not turn.overdue and chosen.wait_s > terms.backlog_max_s
+    if request.wait_max_s <= 0.0 or not site.policy.products.tokenpilot or site.held.off(terms, asked.now_s):
+        return False
+    pool = asked.pool
+    work_s = float(dense_work_s(np.array([[float(request.prompt_tokens)]]), pool.columns.hits[None, :], pool).min())
+    first = site.held.goes_first(request.model, work_s, asked.now_s, terms)
+    if (first and chosen.wait_s <= terms.backlog_max_s) or len(site.held) >= terms.held_max:
+        return False
+    if not request.dry_run:
+        site.held.put(
+            Waiting(
+                request=request,
+                steps=asked.steps,
+                since_s=asked.now_s,
+                work_s=work_s,
+                hits=pool.columns.hits.copy(),
+                looked_s=asked.now_s,
+            )
+        )
+    return True
 
 
 def _rights(site: Site, asked: Asked) -> tuple[Reason, str] | None:

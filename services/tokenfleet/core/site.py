@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from tokenfleet.core.accounts import Feedback, PoolCalibration
 from tokenfleet.core.capacity import CapacityTable
+from tokenfleet.core.columns import Floats
 from tokenfleet.core.correction import Corrections
 from tokenfleet.core.decision import Request
 from tokenfleet.core.errors import PolicyError
@@ -40,6 +41,7 @@ from tokenfleet.core.records import (
 )
 from tokenfleet.core.repeats import Repeats
 from tokenfleet.core.slomax.quota import Quotas, tenant_entry
+from tokenfleet.core.tokenpilot.held import Held
 
 Fact = (
     CapacityShard
@@ -85,6 +87,7 @@ class Site:
         self.repeats = Repeats()
         self.calibration_revision = 0
         self._calibrations: dict[str, PoolCalibration] = {}
+        self.held = Held()
         self._pools = Pools(
             capacity=self.capacity,
             prefix=self.prefix,
@@ -106,6 +109,8 @@ class Site:
             case KvDelta() | KvSnapshot():
                 self.prefix.apply(fact)
             case PlacementEnvelope():
+                if fact.replica != self.replica:
+                    self.held.heard_another(how.now_s)
                 self.ledger.hear(fact, partition=how.partition, now_s=how.now_s)
             case SiteSummary():
                 self.peers.heard_summary(fact, offset=how.offset, now_s=how.now_s, live=how.live)
@@ -141,6 +146,10 @@ class Site:
         """The pools of all models of the policy that have an instance here."""
         served = {row.beat.model for row in self.capacity.rows()}
         return tuple(self.pool(model, now_s) for model in sorted(self.policy.models) if model in served)
+
+    def hits(self, request: Request) -> Floats:
+        """Cached tokens of the request's prompt on each instance, in the order of their names."""
+        return self._pools.hits(request)
 
     def adopt(self, policy: Policy, policy_hash: str = "") -> None:
         """Puts a policy into force, in every table that follows one. Raises PolicyError if it lacks this site."""
@@ -191,6 +200,10 @@ class Site:
         entry = self.ledger.entry(event.decision, now_s)
         if entry is not None:
             event = replace(event, placed=entry.placed, predicted_ttft_s=entry.predicted_ttft_s)
+            if event.kind == "first_token" and event.attempt_s > 0.0:
+                self.held.heard_first_token(entry.age_s - event.attempt_s)
+            elif event.kind == "finished":
+                self.held.heard_end(told=self.ledger.has_first_token(event.decision))
         instance = event.instance or (entry.instance if entry else "")
         # A report sent twice is one failure, and a name that no table lists is nobody's.
         news = not self.ledger.has_ended(event.decision) and self.capacity.row(instance) is not None

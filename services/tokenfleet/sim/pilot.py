@@ -5,7 +5,7 @@ from itertools import count
 
 from msgspec.structs import replace
 
-from tokenfleet.core.asked import ROUTE, Ids
+from tokenfleet.core.asked import ROUTE, Decided, Ids
 from tokenfleet.core.decision import Request
 from tokenfleet.core.policy import (
     REQUIRED_CLASSES,
@@ -18,13 +18,14 @@ from tokenfleet.core.policy import (
     TokenPilotPolicy,
 )
 from tokenfleet.core.records import OutcomeEvent, PlacementEvent
-from tokenfleet.core.schedule import decide
+from tokenfleet.core.schedule import decide, released
 from tokenfleet.core.site import Heard, Site
 from tokenfleet.sim.profiles import Profile
 from tokenfleet.sim.router import Answer, Record, Setup
 from tokenfleet.sim.telemetry import MODEL, SITE, TENANT
 
 UNBOUNDED = 1_000_000_000
+WAIT_MAX_S = 3_600.0  # callers of these runs never give up
 SILENT_MAX_S = 3_600.0  # a gateway of the fleet reports no progress; lost ends are left to the telemetry to correct
 
 
@@ -42,18 +43,16 @@ class Pilot:
 
     @property
     def holding(self) -> int:
-        return 0
+        return len(self.site.held)
 
     def route(self, request: Request, now_s: float) -> Answer:
-        decided = decide(self.site, request, ROUTE, Ids(decision=next(self._names), now_wall_s=0.0), now_s=now_s)
-        decision = decided.decision
-        if decided.placement is None:
-            return Answer(request=request.id, decision=decision.id, refused=decision.reason)
-        self._place(decided.placement, now_s, session=request.session, block_keys=request.block_keys)
-        return Answer(request=request.id, decision=decision.id, instance=decision.target)
+        held = replace(request, wait_max_s=WAIT_MAX_S)
+        return self._answer(request, decide(self.site, held, ROUTE, self._ids(), now_s=now_s), now_s)
 
     def released(self, now_s: float) -> Sequence[Answer]:
-        return ()
+        return [
+            self._answer(waiting.request, decided, now_s) for waiting, decided in released(self.site, now_s, self._ids)
+        ]
 
     def heard(self, record: Record, now_s: float) -> None:
         self._offset += 1
@@ -64,6 +63,18 @@ class Pilot:
         if change is not None:
             self._place(change, now_s)
         return event
+
+    def _ids(self) -> Ids:
+        return Ids(decision=next(self._names), now_wall_s=0.0)
+
+    def _answer(self, request: Request, decided: Decided, now_s: float) -> Answer:
+        decision = decided.decision
+        if decision.verdict == "queue":
+            return Answer(request=request.id, decision=decision.id)
+        if decided.placement is None:
+            return Answer(request=request.id, decision=decision.id, refused=decision.reason)
+        self._place(decided.placement, now_s, session=request.session, block_keys=request.block_keys)
+        return Answer(request=request.id, decision=decision.id, instance=decision.target)
 
     def _place(self, event: PlacementEvent, now_s: float, *, session: str = "", block_keys: bytes = b"") -> None:
         self._publish(event)

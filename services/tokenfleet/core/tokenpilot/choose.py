@@ -28,11 +28,14 @@ def choose(
     rng: Random,
     network_s: float = 0.0,
     last_instance: str = "",
+    ahead_s: Floats | None = None,
+    held_s: float = 0.0,
 ) -> Routing:
     """The instance with the least cost among those that may take the request, or a typed refusal.
 
     The output estimates are in tokens: q50 is the load that is priced, q90 the KV that is reserved. `network_s` is the
     way from the request's origin, the same for all instances. `last_instance` served the request's session before.
+    `ahead_s` and `held_s` are the work of held requests: what goes first by slot, and all of it per instance.
     Equal inputs and an equally seeded `rng` give the equal routing. Raises UnknownModelError and KeyError for a model
     and a class that the policy lacks.
     """
@@ -49,7 +52,7 @@ def choose(
     able, excluded = hard(columns, ask)
     if not len(columns) or (able is not None and not able.any()):
         return refusal(pool, excluded)
-    costs = weigh(request.prompt_tokens, pool, weights, able, output_q50=output_q50)
+    costs = weigh(request.prompt_tokens, pool, weights, able, output_q50=output_q50, ahead_s=ahead_s, held_s=held_s)
     left, removed, relaxed = soften(columns, costs, able, ask)
     sure = trusted(columns)
     suspect_only = sure is not None and not (sure if able is None else sure & able).any()

@@ -9,7 +9,7 @@ import math
 import numpy as np
 from msgspec import Struct
 
-from tokenfleet.core.accounts import PoolCalibration
+from tokenfleet.core.accounts import Coefficients, PoolCalibration
 from tokenfleet.core.columns import AGE_NORMAL_S, SECONDS_MAX, Columns, Flags, Floats
 from tokenfleet.core.known import known
 from tokenfleet.core.policy import TokenPilotPolicy
@@ -44,20 +44,28 @@ class Costs(Struct, frozen=True):
 
 
 def weigh(
-    prompt_tokens: int, pool: PoolView, weights: TokenPilotPolicy, able: Flags | None, *, output_q50: float
+    prompt_tokens: int,
+    pool: PoolView,
+    weights: TokenPilotPolicy,
+    able: Flags | None,
+    *,
+    output_q50: float,
+    ahead_s: Floats | None = None,
+    held_s: float = 0.0,
 ) -> Costs:
     """Of a prompt with a likely (q50) output. `able` are the instances that may serve it, None for all: the pool's
-    mean and typical values are theirs. μ = min(max, base + slope · mean backlog): reuse is worth more the longer
-    everybody waits."""
+    mean and typical values are theirs. μ = min(max, base + slope · (mean backlog + held)): reuse is worth more the
+    longer everybody waits. `ahead_s` is held work that goes first on each, `held_s` all that is held, per instance."""
     columns, calibration = pool.columns, pool.calibration
     backlog_s = columns.backlog_s if able is None else columns.backlog_s[able]
     wait_s = _wait_s(prompt_tokens, pool, backlog_s)
+    wait_s = wait_s if ahead_s is None else wait_s + ahead_s
     work_s, saved_s, hit, p_hit = _work(prompt_tokens, pool, able)
-    price = min(weights.reuse_max, weights.reuse_base + weights.reuse_slope_per_s * _mean(backlog_s))
+    price = min(weights.reuse_max, weights.reuse_base + weights.reuse_slope_per_s * (_mean(backlog_s) + held_s))
     ratio = _ratio(columns, calibration)
-    kv_use = (columns.kv_held + (prompt_tokens + (known(output_q50) or 0.0))) / columns.kv_total
+    kv_use = (columns.kv_held + (prompt_tokens + (known(output_q50) or 0.0))) / np.maximum(columns.kv_total, 1.0)
     kv_use = _typical_where_unknown(kv_use, able, otherwise=0.0)
-    kv_s = _kv_pressure_s(kv_use, weights)
+    kv_s = kv_pressure_s(kv_use, weights)
     decode_s = weights.decode_price_s * columns.decoding
     sum_s = wait_s + work_s
     # What was learned to come earlier than predicted is taken from the wait: no prompt beats its own prefill.
@@ -105,8 +113,7 @@ def _work(prompt_tokens: int, pool: PoolView, able: Flags | None) -> tuple[Float
     iff p · seconds saved > extra wait + extra margin.
     """
     columns, c = pool.columns, pool.coefficients
-    room = np.maximum(pool.budget_tokens - columns.decoding, 1.0)
-    step_s = c.c0_s + c.d_s * _typical_where_unknown(columns.context_tokens, able, otherwise=0.0)
+    room, step_s = _iterations(pool, able)
     cold = float(uncached_tokens(prompt_tokens, 0))
     cold_s = np.ceil(cold / room) * step_s + (max(c.w_min_s, c.a_s * cold) + c.b_s * cold * cold / 2)
     work_s = np.minimum(cold_s, SECONDS_MAX)
@@ -115,16 +122,37 @@ def _work(prompt_tokens: int, pool: PoolView, able: Flags | None) -> tuple[Float
     if len(warm) and prompt_tokens:
         tokens = np.minimum(columns.hits[warm], prompt_tokens)
         left = np.maximum(prompt_tokens - tokens, max(min(prompt_tokens, COMPUTED_TOKENS_MIN), 1))
-        warm_s = (
-            np.ceil(left / room[warm]) * step_s[warm]
-            + np.maximum(c.w_min_s, c.a_s * left)
-            + c.b_s * left * (tokens + left / 2)
-        )
+        warm_s = _prefill_s(left, tokens, room[warm], step_s[warm], c)
         chance = columns.p_hit[warm]
         saved = chance * np.maximum(work_s[warm] - warm_s, 0.0)
         saved_s[warm], hit[warm], p_hit[warm] = saved, tokens, chance
         work_s[warm] -= saved
     return work_s, saved_s, hit, p_hit
+
+
+def dense_work_s(prompts: Floats, hits: Floats, pool: PoolView) -> Floats:
+    """Expected work of several prompts (their tokens as one column) on every instance; `hits` are their cached tokens,
+    a row a prompt."""
+    room, step_s = _iterations(pool, None)
+    least = np.maximum(np.minimum(prompts, COMPUTED_TOKENS_MIN), 1.0)
+    cached = np.minimum(hits, prompts)
+    cold_s = _prefill_s(np.maximum(prompts, 1.0), np.zeros_like(prompts), room, step_s, pool.coefficients)
+    warm_s = _prefill_s(np.maximum(prompts - cached, least), cached, room, step_s, pool.coefficients)
+    chance = np.where(cached > 0.0, pool.columns.p_hit, 0.0)
+    work_s = cold_s - chance * np.maximum(cold_s - warm_s, 0.0)
+    return np.minimum(work_s, SECONDS_MAX)
+
+
+def _iterations(pool: PoolView, able: Flags | None) -> tuple[Floats, Floats]:
+    """On each instance: prompt tokens that an iteration takes beside the decodes, and what it costs without them."""
+    columns, c = pool.columns, pool.coefficients
+    room = np.maximum(pool.budget_tokens - columns.decoding, 1.0)
+    return room, c.c0_s + c.d_s * _typical_where_unknown(columns.context_tokens, able, otherwise=0.0)
+
+
+def _prefill_s(left: Floats, cached: Floats, room: Floats, step_s: Floats, c: Coefficients) -> Floats:
+    """predict.work.prefill_work_s for arrays: `left` tokens to compute behind `cached` ones."""
+    return np.ceil(left / room) * step_s + np.maximum(c.w_min_s, c.a_s * left) + c.b_s * left * (cached + left / 2)
 
 
 def _ratio(columns: Columns, calibration: PoolCalibration) -> Floats:
@@ -140,7 +168,7 @@ def _ratio(columns: Columns, calibration: PoolCalibration) -> Floats:
     return ratio * (1.0 + np.maximum(old_s, 0.0))
 
 
-def _kv_pressure_s(use: Floats, weights: TokenPilotPolicy) -> Floats:
+def kv_pressure_s(use: Floats, weights: TokenPilotPolicy) -> Floats:
     """slope · max(0, use − knee) + λ · use / (1 − use): the nearer KV is to full, the likelier a preemption."""
     capped = np.minimum(use, KV_USE_MAX)
     pressure_s = weights.kv_lambda_s * capped / (1.0 - capped)

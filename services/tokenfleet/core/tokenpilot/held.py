@@ -1,0 +1,157 @@
+"""Held: requests that wait at their gateway until an instance is near enough to idle (late binding).
+
+A request that is bound at once waits behind whatever its engine was given before, in the engine's order. A held one
+keeps its choice of instance, and the fleet its choice of order: least work first, with ageing, so that cache hits go at
+once and misses don't starve. On each first token and every 50 ms the first in that order are planned over virtual
+backlogs, and those whose best instance is open go out.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from msgspec import Struct
+
+from tokenfleet.core.asked import Steps, Turn
+from tokenfleet.core.columns import READY, Columns, Flags, Floats
+from tokenfleet.core.decision import Request
+from tokenfleet.core.policy import LateBindingPolicy, TokenPilotPolicy
+from tokenfleet.core.pool import PoolView
+from tokenfleet.core.tokenpilot.cost import dense_work_s, kv_pressure_s
+
+PERIOD_S = 0.05  # between two plans without a first token
+LOOKED_AT_MAX_S = 0.25  # a held prompt's cached prefixes are looked up anew at least as often
+GAIN = 0.005  # the last two hundred reports tell
+OTHERS_HEARD_S = 60.0
+
+Look = Callable[[Request], Floats]  # the cached tokens of a prompt, by slot of its pool
+
+
+class Waiting(Struct, kw_only=True):
+    """One held request: its least work on any instance and its cached tokens on each, as of `looked_s`."""
+
+    request: Request
+    steps: Steps
+    since_s: float
+    work_s: float = 0.0
+    hits: Floats
+    looked_s: float
+
+    @property
+    def call(self) -> tuple[str, int]:
+        return self.request.id, self.request.attempt
+
+
+class Held:
+    """The requests that one replica holds, by model."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, dict[tuple[str, int], Waiting]] = {}
+        self._told_share = 1.0
+        self._lag_s = 0.0
+        self._others_heard_s = -math.inf
+
+    def heard_first_token(self, lag_s: float) -> None:
+        """A first token was reported `lag_s` after it came."""
+        self._lag_s += GAIN * (max(lag_s, 0.0) - self._lag_s)
+
+    def heard_end(self, *, told: bool) -> None:
+        """A request ended that had a first token; `told`: it was reported when it came."""
+        self._told_share += GAIN * (told - self._told_share)
+
+    def heard_another(self, now_s: float) -> None:
+        """Another replica placed something: it releases work that this one can't see."""
+        self._others_heard_s = now_s
+
+    def off(self, terms: LateBindingPolicy, now_s: float) -> str:
+        """Why nothing is held here at present, empty if it may be."""
+        if not terms.enabled:
+            return "late binding is off"
+        if now_s - self._others_heard_s <= OTHERS_HEARD_S:
+            return "another replica places too, and there is one queue or none"
+        if self._told_share < terms.events_share_min:
+            return f"{self._told_share:.0%} of requests report their first token, {terms.events_share_min:.0%} must"
+        if self._lag_s * terms.lags_in_backlog > terms.backlog_max_s:
+            return f"first tokens are reported {self._lag_s:.2f} s late"
+        return ""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def __contains__(self, call: tuple[str, int]) -> bool:
+        return any(call in waiting for waiting in self._waiting.values())
+
+    def models(self) -> tuple[str, ...]:
+        """Models that any request is held for."""
+        return tuple(self._waiting)
+
+    def put(self, waiting: Waiting) -> None:
+        self._waiting.setdefault(waiting.request.model, {})[waiting.call] = waiting
+
+    def take(self, call: tuple[str, int]) -> Waiting | None:
+        """The request of that id and attempt is held no longer: it goes out, or its caller left."""
+        for model, waiting in self._waiting.items():
+            if (found := waiting.pop(call, None)) is not None:
+                if not waiting:
+                    del self._waiting[model]
+                return found
+        return None
+
+    def work_s(self, model: str) -> float:
+        """Σ least work of the held."""
+        return sum(waiting.work_s for waiting in self._waiting.get(model, {}).values())
+
+    def goes_first(self, model: str, work_s: float, now_s: float, terms: LateBindingPolicy) -> bool:
+        """Whether a request of so much work that comes now would be the first in order."""
+        return all(work_s <= _rank(waiting, now_s, terms) for waiting in self._waiting.get(model, {}).values())
+
+    def turns(
+        self, pool: PoolView, look: Look, weights: TokenPilotPolicy, now_s: float
+    ) -> Iterator[tuple[Waiting, Turn]]:
+        """The held requests of the pool's model whose turn it is now, in order. Between two of them the caller `take`s
+        the one that goes out; what it leaves counts as ahead of those behind."""
+        terms, columns = weights.late, pool.columns
+        held = self._waiting.get(pool.model, {})
+        overdue = [w for w in held.values() if now_s - w.since_s >= w.request.wait_max_s]
+        backlog_s = np.where(_usable(columns), columns.backlog_s, np.inf)
+        if not overdue and not (backlog_s <= terms.backlog_max_s).any():
+            return
+        first = heapq.nsmallest(terms.planned_max, held.values(), key=lambda w: _rank(w, now_s, terms))
+        planned = [*overdue, *[w for w in first if w not in overdue]] if overdue else first
+        for waiting in planned:
+            if now_s - waiting.looked_s >= LOOKED_AT_MAX_S or len(waiting.hits) != len(columns):
+                waiting.hits, waiting.looked_s = look(waiting.request), now_s
+        prompts = np.array([[float(w.request.prompt_tokens)] for w in planned])
+        work_s = dense_work_s(prompts, np.array([w.hits for w in planned]), pool)
+        for waiting, least_s in zip(planned, work_s.min(axis=1).tolist(), strict=True):
+            waiting.work_s = least_s
+        finite_s = backlog_s[backlog_s < np.inf]
+        held_s = self.work_s(pool.model) / max(len(columns), 1)
+        mean_s = float(finite_s.mean()) if len(finite_s) else 0.0
+        price = min(weights.reuse_max, weights.reuse_base + weights.reuse_slope_per_s * (mean_s + held_s))
+        kv_use = np.nan_to_num((columns.kv_held + prompts) / np.maximum(columns.kv_total, 1.0))
+        cost_s = (1.0 + price) * work_s + kv_pressure_s(kv_use, weights)
+        ahead_s = np.zeros(len(columns))
+        for number, waiting in enumerate(planned):
+            slot = int((backlog_s + ahead_s + cost_s[number]).argmin())
+            late = number < len(overdue)
+            if late or backlog_s[slot] + ahead_s[slot] <= terms.backlog_max_s:
+                yield waiting, Turn(ahead_s=ahead_s.copy(), held_s=held_s, overdue=late)
+                if waiting.call not in held:
+                    backlog_s[slot] += work_s[number, slot]
+                    continue
+            ahead_s[slot] += work_s[number, slot]
+            if number + 1 >= len(overdue) and not (backlog_s + ahead_s <= terms.backlog_max_s).any():
+                return
+
+
+def _usable(columns: Columns) -> Flags:
+    """Ready instances of known backlog without the suspects, unless all are suspect: silence holds nothing back."""
+    ready = (columns.availability == READY) & ~np.isnan(columns.backlog_s)
+    trusted = ready & ~columns.suspect
+    return trusted if trusted.any() else ready
+
+
+def _rank(waiting: Waiting, now_s: float, terms: LateBindingPolicy) -> float:
+    return waiting.work_s - terms.age_gain * (now_s - waiting.since_s)

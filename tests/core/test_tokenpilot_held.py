@@ -1,0 +1,206 @@
+"""Late binding: what waits at its gateway, in which order it goes, and when nothing waits."""
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from tests.builders import keys
+from tests.core.fleets import Town, asked
+from tokenfleet.core.asked import ROUTE, Ids
+from tokenfleet.core.decision import Decision
+from tokenfleet.core.records import PlacementEnvelope
+from tokenfleet.core.schedule import released
+from tokenfleet.core.site import Heard
+
+NUMBERS = count(1_000)
+
+
+def ask(b: Town, name: str, prompt_tokens: int = 30_000, **facts: Any) -> Decision:
+    """A request that its gateway can hold for a minute."""
+    known: dict[str, Any] = {"wait_max_s": 60.0}
+    return b.place(asked(name, prompt_tokens=prompt_tokens, **(known | facts)), steps=ROUTE)
+
+
+def release(b: Town) -> Iterator[Decision]:
+    """What goes out now, each counted before the next."""
+    for waiting, decided in released(b.site, b.now_s, lambda: Ids(decision=f"b-{next(NUMBERS)}", now_wall_s=1.8e9)):
+        if decided.placement is not None:
+            b.site.placed(
+                decided.placement,
+                partition=0,
+                session="",
+                now_s=b.now_s,
+                block_keys=waiting.request.block_keys,
+            )
+        yield decided.decision
+
+
+def names(decisions: Iterator[Decision]) -> list[str]:
+    return [decision.request for decision in decisions]
+
+
+def test_a_request_waits_for_its_instance_to_be_nearly_idle_and_then_goes() -> None:
+    b = Town("b", small=1)
+    first, second = ask(b, "r1"), ask(b, "r2")
+    assert (first.verdict, second.verdict, second.target) == ("admit", "queue", "")
+    assert second.sentence.startswith("held: b-small-0 is the cheapest and has 2,750 ms")
+    b.now_s += 0.5
+    assert names(release(b)) == []
+    b.hears_outcome(first, "first_token")
+    assert [(d.request, d.verdict, d.target) for d in release(b)] == [("r2", "admit", "b-small-0")]
+    assert len(b.site.held) == 0
+
+
+def test_the_shortest_work_goes_first_and_age_outweighs_it_in_the_end() -> None:
+    b = Town("b", small=1)
+    running = ask(b, "running")
+    assert ask(b, "long").verdict == "queue"
+    assert ask(b, "short", 1000).verdict == "queue"
+    b.hears_outcome(running, "first_token")
+    assert names(release(b)) == ["short", "long"]  # after a short one the instance is still within the bound
+    b = Town("b", small=1)
+    running = ask(b, "running")
+    ask(b, "long")
+    b.now_s += 30.0
+    ask(b, "short", 1000)
+    b.hears_outcome(running, "first_token")
+    assert names(release(b)) == ["long"]
+
+
+def test_who_is_first_in_order_need_not_wait_for_those_behind() -> None:
+    b = Town("b", small=2)
+    for name in ("r1", "r2"):
+        ask(b, name)
+    assert ask(b, "r3").verdict == "queue"
+    b.now_s += 2.6
+    assert ask(b, "small", 500).verdict == "admit"
+    assert names(release(b)) == ["r3"]
+
+
+def test_a_prompt_that_is_cached_here_waits_here_rather_than_being_computed_elsewhere() -> None:
+    b = Town("b", small=2)
+    blocks = keys(*range(1, 101))
+    warm = ask(b, "warm", 25_600, block_keys=blocks, block_tokens=256)
+    ask(b, "other", 25_600)
+    follower = ask(b, "follower", 25_700, block_keys=blocks, block_tokens=256)
+    assert follower.verdict == "queue"
+    b.hears_outcome(warm, "first_token")
+    assert [(d.request, d.target) for d in release(b)] == [("follower", warm.target)]
+
+
+def test_after_its_longest_wait_it_goes_whatever_the_backlog() -> None:
+    b = Town("b", small=1)
+    ask(b, "r1", 120_000)
+    ask(b, "r2", wait_max_s=0.4)
+    b.now_s += 0.3
+    assert names(release(b)) == []
+    b.now_s += 0.2
+    assert names(release(b)) == ["r2"]
+
+
+def test_a_dry_run_and_a_gateway_that_cannot_hold_leave_nothing_behind() -> None:
+    b = Town("b", small=1)
+    ask(b, "r1")
+    assert ask(b, "r2", wait_max_s=0.0).verdict == "admit"
+    assert (
+        b.decide(asked("r3", prompt_tokens=9000, wait_max_s=9.0, dry_run=True), steps=ROUTE).decision.verdict == "queue"
+    )
+    assert len(b.site.held) == 0
+
+
+def test_silent_telemetry_holds_nothing_back() -> None:
+    b = Town("b", small=1)
+    running = ask(b, "running")
+    ask(b, "r1")
+    b.now_s += 30.0
+    b.hears_outcome(running, "first_token")
+    assert [(d.request, d.mode) for d in release(b)] == [("r1", "stale")]
+
+
+def test_who_leaves_is_forgotten() -> None:
+    b = Town("b", small=1)
+    running = ask(b, "running")
+    ask(b, "r1")
+    assert b.site.held.take(("r1", 0)) is not None
+    assert b.site.held.take(("r1", 0)) is None
+    b.hears_outcome(running, "first_token")
+    assert names(release(b)) == []
+
+
+def test_nothing_waits_while_another_replica_places_too() -> None:
+    b = Town("b", small=1)
+    ask(b, "r1")
+    envelope = PlacementEnvelope(site="b", replica="other", start="1", n=1, events=())
+    b.site.heard(envelope, Heard(now_s=b.now_s))
+    assert ask(b, "r2").verdict == "admit"
+    b.now_s += 61.0
+    assert ask(b, "r3").verdict == "queue"
+
+
+def test_nothing_waits_where_first_tokens_are_not_reported_or_too_late() -> None:
+    b = Town("b", small=1)
+    for n in range(20):
+        b.hears_outcome(b.place(asked(f"silent{n}", prompt_tokens=16), steps=ROUTE), "finished")
+    assert "report their first token" in b.site.held.off(b.site.policy.tokenpilot.late, b.now_s)
+    ask(b, "r1")
+    assert ask(b, "r2").verdict == "admit"
+
+    b = Town("b", small=1)
+    for n in range(40):
+        decision = b.place(asked(f"late{n}", prompt_tokens=16), steps=ROUTE)
+        b.now_s += 1.0
+        b.hears_outcome(decision, "first_token", attempt_s=0.1)
+        b.hears_outcome(decision, "finished")
+    assert "late" in b.site.held.off(b.site.policy.tokenpilot.late, b.now_s)
+
+
+def test_switched_off_or_full_it_holds_nothing() -> None:
+    b = Town("b", small=1)
+    terms = replace(b.site.policy.tokenpilot, late=replace(b.site.policy.tokenpilot.late, held_max=1))
+    b.site.adopt(replace(b.site.policy, tokenpilot=terms))
+    assert [ask(b, f"r{n}").verdict for n in range(3)] == ["admit", "queue", "admit"]
+    terms = replace(terms, late=replace(terms.late, enabled=False))
+    b.site.adopt(replace(b.site.policy, tokenpilot=terms))
+    assert ask(b, "r3").verdict == "admit"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    acts=st.lists(
+        st.one_of(
+            st.tuples(st.just("ask"), st.sampled_from([16, 500, 4000, 30_000])),
+            st.tuples(st.just("first_token"), st.integers(0, 9)),
+            st.tuples(st.just("wait"), st.sampled_from([0.05, 1.0, 20.0])),
+            st.tuples(st.just("leave"), st.integers(0, 3)),
+        ),
+        max_size=30,
+    )
+)
+def test_every_request_goes_out_once_or_is_still_held(acts: list[tuple[str, Any]]) -> None:
+    b = Town("b", small=3)
+    out: list[Decision] = []
+    held: set[str] = set()
+    for number, (act, how) in enumerate(acts):
+        if act == "ask":
+            decision = ask(b, f"r{number}", how)
+            held |= {decision.request} if decision.verdict == "queue" else set()
+            out += [decision] if decision.verdict == "admit" else []
+        elif act == "wait":
+            b.now_s += how
+        elif act == "leave":
+            b.beats = [beat for beat in b.beats if beat.instance != f"b-small-{how}"] or b.beats
+            b.hears_telemetry()
+        elif out:
+            b.hears_outcome(out[how % len(out)], "first_token")
+        for decision in release(b):
+            held.remove(decision.request)
+            out += [decision]
+        assert len(b.site.held) == len(held)
+    assert len({decision.request for decision in out}) == len(out)
+    b.now_s += 61.0
+    assert {decision.request for decision in release(b)} == held
+    assert len(b.site.held) == 0
