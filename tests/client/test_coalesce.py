@@ -1,8 +1,10 @@
 """Coalesce: each of many callers gets its own answer, whatever becomes of the others and of a replica."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from random import Random
 from typing import Any
 
 import grpc
@@ -10,6 +12,8 @@ import grpc.aio
 import pytest
 from google.rpc import code_pb2
 
+from tests.adapters.desks import Office
+from tests.adapters.desks import request as placeable
 from tokenfleet.client import coalesce
 from tokenfleet.client.coalesce import BATCH_MAX, REQUEST_BYTES_MAX, RouteError
 from tokenfleet.client.gateway import Gateway
@@ -224,3 +228,29 @@ async def test_a_service_that_stands_still_is_not_asked_without_bound(monkeypatc
         going.set()
         answers = await asyncio.gather(*tasks)
     assert [answer.request for answer in answers] == [f"r{n}" for n in range(count)]
+
+
+async def test_callers_that_come_and_go_on_the_real_service_leave_nothing_behind() -> None:
+    """Cancelled at any moment between question and answer; the others are answered, each with its own."""
+    office = Office(small=4)
+    rng = Random(1)
+    async with office.serving() as (server, _), Gateway([f"127.0.0.1:{server.port}"]) as fleet:
+
+        async def caller(n: int) -> str:
+            await asyncio.sleep(rng.random() * 0.2)
+            asked = placeable(f"r{n}")
+            if n % 3:
+                return (await fleet.route(asked, dry_run=True)).request
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(rng.random() * 0.005):
+                    await fleet.route(asked, dry_run=True)
+            return asked.id
+
+        answers = await asyncio.gather(*(caller(n) for n in range(600)))
+        assert answers == [f"r{n}" for n in range(600)]
+        assert fleet._coalescer is not None
+        while fleet._coalescer._unanswered:
+            await asyncio.sleep(0.01)
+        assert not fleet._coalescer._waiting
+        assert (await fleet.route(placeable("last"))).request == "last"
+    assert [d.request for envelope in office.outbox.of("decisions") for d in envelope.decisions] == ["last"]
