@@ -22,28 +22,34 @@ KEYS_A_RECORD: Final = 128
 
 def choice_us(instances: int, *, rounds: int) -> dict[str, float]:
     """Median µs of CPU of one request among `instances`: `choose` alone; `whole` with the prefix walk and the snapshot
-    of the pool before it; `route`, the decision with its evidence. Each is placed, so the next finds a changed table.
+    of the pool before it; `route`, the whole decision, in turn with them. Each is placed, so the next finds a changed
+    table.
     """
     bench = BenchSite(instances, now_s=monotonic_s())
     site, policy = bench.site, bench.site.policy
     alone: list[int] = []
     whole: list[int] = []
     route: list[int] = []
-    for n in range(rounds):
+    for n in range(2 * rounds):
         request = bench.request(n)
         now_s = monotonic_s()
         if n % 100 == 0:
             bench.hears_telemetry(now_s)
+        if n % 2:
+            began = process_time_ns()
+            pool = site.pool(request.model, now_s, request)
+            looked_up = process_time_ns()
+            choose(
+                request, pool, policy, request_class="chat", output_q50=200.0, output_q90=256.0, rng=Random(request.id)
+            )
+            chosen = process_time_ns()
+            alone.append(chosen - looked_up)
+            whole.append(chosen - began)
+        ids = Ids(decision=f"d-{n}", now_wall_s=wall_s())
         began = process_time_ns()
-        pool = site.pool(request.model, now_s, request)
-        looked_up = process_time_ns()
-        choose(request, pool, policy, request_class="chat", output_q50=200.0, output_q90=256.0, rng=Random(request.id))
-        chosen = process_time_ns()
-        decided = decide(site, request, ROUTE, Ids(decision=f"d-{n}", now_wall_s=wall_s()), now_s=now_s)
-        done = process_time_ns()
-        alone.append(chosen - looked_up)
-        whole.append(chosen - began)
-        route.append(done - chosen)
+        decided = decide(site, request, ROUTE, ids, now_s=now_s)
+        if n % 2 == 0:
+            route.append(process_time_ns() - began)
         if decided.placement is not None:
             site.placed(decided.placement, partition=0, session="", now_s=now_s)
     return {
