@@ -61,15 +61,15 @@ def test_a_held_request_is_placed_when_it_is_released() -> None:
     assert watch.reuse == {"r": tokens(2, 2)}
 
 
-def test_what_several_gateways_hear_counts_once() -> None:
+def test_of_several_gateways_the_first_one_tells_what_is_cached() -> None:
     watch = Watch()
     make = watch.over(ToFirst)
     one, other = make(setup("a")), make(setup("a", gateway="other"))
-    one.heard(stored("a", 1), 0.0)
-    one.heard(stored("a", n=2, removed=(1,)), 0.1)
-    other.heard(stored("a", 1), 0.2)  # the same record on a slower link
-    other.route(asks("r", 1), 0.3)
-    assert watch.reuse == {"r": tokens(0, 0)}
+    other.heard(stored("a", 1), 0.0)  # its link is quicker
+    other.route(asks("early", 1), 0.0)
+    one.heard(stored("a", 1), 0.1)
+    other.route(asks("late", 1), 0.1)
+    assert watch.reuse == {"early": tokens(0, 0), "late": tokens(1, 1)}
 
 
 def test_the_router_s_own_answers_and_events_pass_through() -> None:

@@ -31,11 +31,15 @@ class Watch:
 
     def over(self, make: MakeRouter) -> MakeRouter:
         """Makes the same router, watched."""
-        return lambda setup: _Watched(self, make(setup), setup)
+
+        def watched(setup: Setup) -> Router:
+            self._followed = self._followed or setup.gateway
+            return _Watched(self, make(setup), setup)
+
+        return watched
 
     def hear(self, record: Record, setup: Setup) -> None:
-        """A record that reached a gateway; those of the first one tell what is cached."""
-        self._followed = self._followed or setup.gateway
+        """A record that reached a gateway; those of the one made first tell what is cached."""
         if setup.gateway == self._followed and isinstance(record, KvDelta | KvSnapshot):
             self._cached.apply(record)
 
