@@ -104,9 +104,15 @@ class BlockTable:
         unbroken run from the start of `keys` is exactly that long. Slots without the first key are left out."""
         found: list[tuple[int, int]] = []
         holders, coming, walked, alive = self._holders, expected.holders, 0, among | expected.slots
+        unheard = alive != among  # some expect blocks whose own word is worth nothing
         wanted: list[int] = np.frombuffer(keys, "<u8").tolist()
         for key in wanted:
-            left = ((holders.get(key, 0) & among) | coming.get(key, 0)) & alive
+            left = holders.get(key, 0)
+            if key in coming:
+                left = (left & among if unheard else left) | coming[key]
+            elif unheard:
+                left &= among
+            left &= alive
             if left != alive:
                 if walked:
                     found.append((walked, alive ^ left))

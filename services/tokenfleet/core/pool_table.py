@@ -62,6 +62,7 @@ class PoolTable:
         self._kv_room = np.zeros(size)
         self._any_failing = False
         self._oldest_s: tuple[float, float] | None = None
+        self._p_hit: tuple[PoolCalibration, Floats] | None = None
 
     def put(
         self,
@@ -107,7 +108,8 @@ class PoolTable:
         self._failing[slot] = failing
         self._any_failing = self._any_failing or failing
         self._barred[slot] = weight == 0.0
-        self._kv_state[slot] = KV_STATES.index(kv_state)
+        if self._kv_state[slot] != KV_STATES.index(kv_state):
+            self._kv_state[slot], self._p_hit = KV_STATES.index(kv_state), None
         self._kv_slot[slot] = kv_slot
         here = slice(slot, slot + 1)
         self._kv_room[here] = kv_room(self._numbers[KV_HELD, here], self._numbers[KV_TOTAL, here])
@@ -154,7 +156,6 @@ class PoolTable:
                 elif standing != "in":
                     availability[slot] = OUT
         done_s = np.minimum(np.maximum(now_s - numbers[HEAD_BEGAN], 0.0), numbers[HEAD_WORK])
-        chances = np.array([p_hit(calibration, state) for state in KV_STATES])
         return Columns(
             labels=self.labels,
             availability=availability,
@@ -174,11 +175,18 @@ class PoolTable:
             barred=self._barred,
             probe=probe,
             hits=np.zeros(size) if depths is None else depths[self._kv_slot],
-            p_hit=chances[self._kv_state],
+            p_hit=self._chances(calibration),
             kv_state=self._kv_state,
             classes=self._classes,
             views=views,
         )
+
+    def _chances(self, calibration: PoolCalibration) -> Floats:
+        """The chance that a credited block is there, of each instance."""
+        if self._p_hit is None or self._p_hit[0] is not calibration:
+            chances = np.array([p_hit(calibration, state) for state in KV_STATES])
+            self._p_hit = calibration, chances[self._kv_state]
+        return self._p_hit[1]
 
     def _suspect_and_availability(self, now_s: float, policy: LivenessPolicy) -> tuple[Flags, Codes]:
         """core.capacity.liveness of all instances."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenfleet.core.block_table import BlockTable, Census, slots
+from tokenfleet.core.block_table import BlockTable, Census
 from tokenfleet.core.expected import Expected
 from tokenfleet.core.kv_stream import KvStream
 from tokenfleet.core.records import KvDelta, KvDigest, KvRecord, KvState
@@ -75,13 +75,17 @@ class PrefixIndex:
     def depths(self, keys: bytes) -> NDArray[np.float64]:
         """Blocks of `keys` held from the first on without a break, by slot; the last is 0: no credit."""
         depths = np.zeros(self._table.slots_opened + 1)
-        for blocks, bitset in self._table.runs(keys, self._credited, self._expected):
-            if bitset.bit_count() <= FEW_SLOTS:
-                for slot in slots(bitset):
-                    depths[slot] = blocks
-            else:
-                packed = np.frombuffer(bitset.to_bytes(bitset.bit_length() // 8 + 1, "little"), np.uint8)
-                depths[np.unpackbits(packed, bitorder="little").nonzero()[0]] = blocks
+        runs = self._table.runs(keys, self._credited, self._expected)
+        if not runs:
+            return depths
+        # All bitsets at once, by words of 64 slots, of which few are not 0.
+        words = self._table.slots_opened // 64 + 1
+        packed = np.frombuffer(b"".join([bitset.to_bytes(words * 8, "little") for _, bitset in runs]), "<u8")
+        at = packed.nonzero()[0]
+        bits = np.unpackbits(packed[at].view(np.uint8), bitorder="little").nonzero()[0]
+        at = at[bits >> 6]
+        blocks = np.array([blocks for blocks, _ in runs], np.float64)
+        depths[at % words * 64 + (bits & 63)] = blocks[at // words]
         return depths
 
     def slot(self, instance: str) -> int:
@@ -148,4 +152,3 @@ class PrefixIndex:
 SWEPT_PER_KEY = 4  # keys looked at for each key stored: a sweep ends before the table has grown by a quarter
 SWEPT_AT_LEAST = 16
 SWEPT_AT_MOST = 20_000  # about 3 ms
-FEW_SLOTS = 8  # up to so many are put one by one; unpacking a bitset costs as much

@@ -85,24 +85,24 @@ def refusal(pool: PoolView, excluded: dict[str, int]) -> Routing:
     return Routing(reason=reason, detail=said, sentence=said, considered=len(pool.columns), excluded=excluded)
 
 
-SORTED_WHOLE_MAX = 512  # slots; above, the least of each run of 64 first tell where the least of all are
-RUN = 64
+RUN = 64  # slots whose least tells first where the least of all are
 
 
 def _least(cost_s: Floats, most: int) -> list[int]:
     """The slots of the `most` least costs, least first; equal costs in the order of their names."""
-    slots = None
-    if len(cost_s) > SORTED_WHOLE_MAX:
-        runs = len(cost_s) // RUN
+    runs = len(cost_s) // RUN
+    if runs > 2 * most:
         least = np.minimum.reduce(cost_s[: runs * RUN].reshape(runs, RUN), axis=1)
-        if runs > most:
-            near = np.argpartition(least, most)[:most]  # each holds one of the least, so no other run does
-            near.sort()
-            slots = (near[:, None] * RUN + np.arange(RUN)).ravel()
-            slots = np.concatenate([slots, np.arange(runs * RUN, len(cost_s))])
-            cost_s = cost_s[slots]
-    order = cost_s.argsort(kind="stable")[:most]
-    return (order if slots is None else slots[order]).tolist()
+        near = least.argpartition(most)[:most]  # each holds one of the least, so no other run does
+        slots = (near[:, None] * RUN + np.arange(RUN)).ravel()
+        slots = np.concatenate([slots, np.arange(runs * RUN, len(cost_s))])
+        slots = slots[cost_s[slots].argpartition(most)[:most]]
+    elif len(cost_s) > most:
+        slots = cost_s.argpartition(most)[:most]
+    else:
+        slots = np.arange(len(cost_s))
+    slots.sort()
+    return slots[cost_s[slots].argsort(kind="stable")].tolist()
 
 
 def _runner_up(
@@ -134,26 +134,31 @@ def _candidates(
     prompt_tokens: int,
 ) -> list[Candidate]:
     at = np.array(slots)
-    terms = np.stack(
-        [
-            costs.cost_s[at],
-            costs.ttft_s[at],
-            costs.wait_s[at],
-            costs.work_s[at],
-            costs.bias_s[at],
-            costs.ratio[at],
-            costs.kv_s[at],
-            costs.decode_s[at],
-            costs.weight_s[at],
-            costs.hit[at],
-            costs.p_hit[at],
-            costs.saved_s[at],
-            costs.kv_use[at],
-            columns.age_s[at],
-            columns.kv_total[at] + columns.kv_held[at],
+    terms = zip(
+        *[
+            term[at].tolist()
+            for term in (
+                costs.cost_s,
+                costs.ttft_s,
+                costs.wait_s,
+                costs.work_s,
+                costs.bias_s,
+                costs.ratio,
+                costs.kv_s,
+                costs.decode_s,
+                costs.weight_s,
+                costs.hit,
+                costs.p_hit,
+                costs.saved_s,
+                costs.kv_use,
+                columns.age_s,
+                columns.kv_held,
+                columns.kv_total,
+                columns.suspect,
+            )
         ],
-        axis=1,
-    ).tolist()
+        strict=True,
+    )
     return [
         Candidate(
             instance=columns.labels.names[slot],
@@ -172,9 +177,9 @@ def _candidates(
             p_hit=p_hit,
             saved_s=saved_s,
             age_s=_told(age_s),
-            suspect=bool(columns.suspect[slot]) or age_s != age_s,
-            kv_use=kv_use if known_kv == known_kv else None,
-            filtered=next((name for name, flags in removed.items() if flags[slot]), ""),
+            suspect=suspect or age_s != age_s,
+            kv_use=kv_use if held == held and total == total else None,
+            filtered=next((name for name, flags in removed.items() if flags[slot]), "") if removed else "",
         )
         for slot, (
             cost_s,
@@ -191,7 +196,9 @@ def _candidates(
             saved_s,
             kv_use,
             age_s,
-            known_kv,
+            held,
+            total,
+            suspect,
         ) in zip(slots, terms, strict=True)
     ]
 
