@@ -81,6 +81,14 @@ def test_a_draw_is_the_requests_own() -> None:
     assert any(each.outcome == "different" and "seeded draw" in each.why for each in others)
 
 
+def test_a_prefix_has_one_home_among_near_ties() -> None:
+    homes = routed(day(2), "prefix_home")
+    others = [rescored(replace(each, block_keys=bytes(each.block_keys[:7]) + b"?"), WEIGHTS) for each in homes]
+    assert {rescored(each, WEIGHTS).outcome for each in homes} == {"same"}
+    assert any(each.outcome == "different" and "home" in each.why for each in others)
+    assert rescored(replace(homes[0], block_keys=b""), WEIGHTS).outcome == "agrees"
+
+
 def test_a_near_tie_beyond_the_limit_and_a_session_that_should_have_moved_are_told() -> None:
     decided = day(3)
     for how in ("near_tie", "prefix_home", "session"):

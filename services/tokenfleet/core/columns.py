@@ -60,7 +60,7 @@ class Labels:
     @cached_property
     def hashes(self) -> Hashes:
         """A fixed random number for each name: the instance's side of rendezvous hashing."""
-        return np.array([xxhash.xxh3_64_intdigest(name.encode()) for name in self.names], np.uint64)
+        return hashes_of(self.names)
 
     def same(self, slot: int, *, address: str, model: str, digest: str) -> bool:
         """Whether these are the labels of the instance in `slot`."""
@@ -168,6 +168,11 @@ class Columns:
     def unsure(self) -> bool:
         """Whether the backlog or the age of any is unknown."""
         return bool(np.isnan(self.backlog_s + self.age_s).any())
+
+
+def hashes_of(names: Sequence[str]) -> Hashes:
+    """A fixed random number for each name."""
+    return np.array([xxhash.xxh3_64_intdigest(name.encode()) for name in names], np.uint64)
 
 
 def columns_of(instances: Sequence[InstanceView]) -> Columns:

@@ -5,7 +5,7 @@ from random import Random
 import numpy as np
 import xxhash
 
-from tokenfleet.core.columns import Columns, Flags, Floats
+from tokenfleet.core.columns import Columns, Flags, Floats, Hashes
 from tokenfleet.core.decision import Request
 from tokenfleet.core.policy import Policy, TokenPilotPolicy
 from tokenfleet.core.pool import PoolView
@@ -117,12 +117,17 @@ def _cheapest(
         return Chosen(best, "least_cost")
     share = columns.share[near]
     if len(request.block_keys) >= KEY_BYTES and not costs.hit[near].any():
-        shares = _shares_of(columns.labels.hashes[near], request.block_keys[:KEY_BYTES])
-        nearest: Floats = -np.log(shares) / share
-        return Chosen(near.item(int(nearest.argmin())), "prefix_home")
+        home = home_of(columns.labels.hashes[near], share, request.block_keys[:KEY_BYTES])
+        return Chosen(near.item(home), "prefix_home")
     upto = share.cumsum()
     drawn = int(upto.searchsorted(rng.random() * float(upto[-1]), "right"))
     return Chosen(near.item(min(drawn, len(near) - 1)), "near_tie")
+
+
+def home_of(names: Hashes, share: Floats, first_key: bytes) -> int:
+    """Which of the instances with these hashes and operator's weights is the home of a prefix."""
+    nearest: Floats = -np.log(_shares_of(names, first_key)) / share
+    return int(nearest.argmin())
 
 
 def _tie_s(best: int, costs: Costs, weights: TokenPilotPolicy) -> float:
@@ -131,9 +136,7 @@ def _tie_s(best: int, costs: Costs, weights: TokenPilotPolicy) -> float:
     return min(max(weights.tie_min_s, weights.tie_margin_share * spread_s), max(weights.tie_min_s, weights.tie_max_s))
 
 
-def _shares_of(
-    names: "np.ndarray[tuple[int], np.dtype[np.uint64]]", first_key: bytes
-) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+def _shares_of(names: Hashes, first_key: bytes) -> Floats:
     """A number in (0, 1) for each instance, as good as random and fixed by the prefix and the name.
 
     Weighted rendezvous: the least −log(u)/share wins, so the siblings of a burst meet on one instance while distinct

@@ -1,7 +1,7 @@
 """Replay: does a recorded decision still follow from its own evidence, and would other weights have chosen otherwise?
 
 A decision keeps the terms of its best candidates, the counts of the filters and the seed of its chance. What these
-leave open (ties that were not kept, a prefix's keys, the drawn loads of suspects) is said to agree, not to be the same.
+leave open (ties that were not kept, the drawn loads of suspects) is said to agree, not to be the same.
 """
 
 import math
@@ -9,12 +9,16 @@ from collections.abc import Mapping
 from random import Random
 from typing import Literal
 
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from tokenfleet.core.blocks import KEY_BYTES
+from tokenfleet.core.columns import hashes_of
 from tokenfleet.core.decision import Candidate, Decision
 from tokenfleet.core.errors import BadRequestError, listed
 from tokenfleet.core.policy import TokenPilotPolicy
+from tokenfleet.core.tokenpilot.choose import home_of
 from tokenfleet.core.tokenpilot.explain import how_told
 from tokenfleet.core.tokenpilot.filters import refusal_of
 from tokenfleet.core.tokenpilot.routing import How
@@ -76,10 +80,8 @@ def rescored(decision: Decision, weights: TokenPilotPolicy) -> Rescored:
         case "near_tie" | "prefix_home" if chosen.cost_s > limit_s + SECONDS_EQUAL:
             why = f"{best.instance} costs {_apart(chosen, best)} less, which is no near-tie"
             return replace(known, outcome="different", target=best.instance, why=why)
-        case "near_tie":
-            return _drawn(known, [each for each in (chosen, *rivals) if each.cost_s <= limit_s], limit_s)
-        case "prefix_home":
-            return replace(known, outcome="agrees", why="a near-tie; the prefix that chose among them is not recorded")
+        case "near_tie" | "prefix_home":
+            return _among(known, [each for each in (chosen, *rivals) if each.cost_s <= limit_s], limit_s)
         case "suspect" | "off":
             return replace(known, outcome="agrees", why="drawn by load; the loads of the drawn are not recorded")
         case _:
@@ -168,18 +170,23 @@ def _stayed(known: Rescored, last: Candidate, best: Candidate, weights: TokenPil
     return replace(known, outcome="different", target=best.instance, why=why)
 
 
-def _drawn(known: Rescored, near: list[Candidate], limit_s: float) -> Rescored:
-    """The draw among near-ties again, if all of them were kept."""
+def _among(known: Rescored, near: list[Candidate], limit_s: float) -> Rescored:
+    """The draw, or the prefix's home, among near-ties again, if all of them were kept."""
     decision = known.decision
     passed = decision.considered - sum(decision.excluded.values())
     costliest_s = max(each.cost_s for each in decision.candidates[1:]) if len(decision.candidates) > 1 else 0.0
     if 1 + len(_rivals(decision)) < passed and costliest_s <= limit_s:
         return replace(known, outcome="agrees", why="a near-tie; more of them than were kept")
     near.sort(key=lambda each: each.instance)
-    target = _draw(near, _chance(decision)).instance
+    if known.how == "near_tie":
+        target, words = _draw(near, _chance(decision)).instance, "the seeded draw gives"
+    elif first_key := decision.block_keys[:KEY_BYTES]:
+        target, words = _home(near, first_key).instance, "the prefix's home is"
+    else:
+        return replace(known, outcome="agrees", why="a near-tie; the prefix that chose among them is not recorded")
     if decision.target == target:
         return known
-    return replace(known, outcome="different", target=target, why=f"the seeded draw gives {target}")
+    return replace(known, outcome="different", target=target, why=f"{words} {target}")
 
 
 def _chance(decision: Decision) -> Random:
@@ -191,6 +198,11 @@ def _chance(decision: Decision) -> Random:
 def _draw(near: list[Candidate], rng: Random) -> Candidate:
     """One of them, by operator's weight."""
     return rng.choices(near, weights=[_share(each) for each in near])[0]
+
+
+def _home(near: list[Candidate], first_key: bytes) -> Candidate:
+    shares = np.array([_share(each) for each in near])
+    return near[home_of(hashes_of([each.instance for each in near]), shares, first_key)]
 
 
 def _share(candidate: Candidate) -> float:
