@@ -226,7 +226,7 @@ def test_the_best_of_a_grid_is_good_at_both_percentiles() -> None:
 
 def test_every_point_of_the_grids_is_a_policy_and_the_defaults_are_among_them() -> None:
     points = grid_of(["tokenpilot", *GRIDS])
-    assert len(set(points)) == len(points) == 24 + 5 + 18
+    assert len(set(points)) == len(points) == 24 + 7 + 18
     for point in points:
         policy_named(point)
     for default in ("sglang:balance_abs=64,balance_rel=1.5,match_min=0.3", "dynamo:overlap_weight=1"):
@@ -304,7 +304,7 @@ def test_the_command_prints_tables_for_a_document(maker: Maker) -> None:
     lines = result.output.splitlines()
     assert lines[0] == "**chat**: seed 1; 1 requests measured a seed; ρ 0.50 without caches; changes against random."
     assert lines[4] == "| random | 1.00 | 2.00 | +0.0 | +0.0 | 0.250 | 2000 | 1.00 | 0 |"
-    assert lines[-1] == "Tuned on seeds 9: `dynamo:overlap_weight=0.5` (of 5)."
+    assert lines[-1] == "Tuned on seeds 9: `dynamo:overlap_weight=0.5` (of 7)."
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -33,12 +34,20 @@ def cells_bar(total: int) -> Generator[Callable[[Cell], None] | None]:
 
 def compared_table(of: Compared) -> Table:
     """One scenario; a mean with its worst seed in brackets."""
-    table = Table(title=f"{of.scenario}: {about(of)}", title_justify="left", caption=CAPTION, caption_justify="left")
-    table.add_column("policy", overflow="fold")
-    for heading in HEADINGS:
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = Table(
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),  # fits 80 columns
+        title=f"{of.scenario}: {about(of)}",
+        title_justify="left",
+        caption=CAPTION,
+        caption_justify="left",
+    )
+    table.add_column("policy", overflow="fold", min_width=POLICY_COLUMNS)
+    shown = HEADINGS if any(line.lost for line in of.lines) else HEADINGS[:-1]
+    for heading in shown:  # where it is narrow, the worst seed folds under the mean
+        table.add_column(heading, justify="right", min_width=FIGURE_COLUMNS if "TTFT" in heading else None)
     for line in of.lines:
-        table.add_row(line.policy, *texts(line), style="dim" if line.policy in BOUNDS else "")
+        table.add_row(line.policy, *texts(line)[: len(shown)], style="dim" if line.policy in BOUNDS else "")
     return table
 
 
@@ -65,6 +74,8 @@ def about(of: Compared) -> str:
     )
 
 
+POLICY_COLUMNS = 14
+FIGURE_COLUMNS = 8  # (0.0612)
 HEADINGS = ("TTFT p50 s", "p95 s", "Δ p50 %", "Δ p95 %", "hits", "TPOT p95 ms", "E2E p50 s", "lost")
 CAPTION = "Mean over seeds, the worst seed in brackets. Bounds wait for nothing: each request alone on an idle engine."
 
@@ -89,8 +100,8 @@ def seconds(span: Span, *, scale: float = 1.0) -> str:
 
 
 def percent(span: Span) -> str:
-    """A share as a signed percentage."""
-    return _spanned(span, lambda value: f"{value:+.1%}".removesuffix("%"))
+    """A share as a signed percentage, three digits."""
+    return _spanned(span, lambda value: f"{100 * value:+.{0 if abs(value) >= 1 else 1}f}")
 
 
 def grid_table(scenario: str, tried: Mapping[str, Sequence[Tried]], seeds: Sequence[int]) -> Table:

@@ -20,7 +20,7 @@ GRIDS: dict[str, tuple[str, ...]] = {
         f"sglang:balance_abs={balance_abs},balance_rel={balance_rel},match_min={match_min}"
         for balance_abs, balance_rel, match_min in product((4, 8, 16, 64), (1.2, 1.5), (0.1, 0.3, 0.5))
     ),
-    "dynamo": tuple(f"dynamo:overlap_weight={weight}" for weight in (0.5, 1, 2, 4, 8)),
+    "dynamo": tuple(f"dynamo:overlap_weight={weight}" for weight in (0.5, 1, 2, 4, 8, 16, 32)),
     "llmd": tuple(
         f"llmd:prefix={prefix},queue={queue},kv={kv}" for prefix, queue, kv in product((1, 3, 6), (1, 2, 6), (0, 2))
     ),
