@@ -103,7 +103,7 @@ def compare(
     for table in tables:
         if table.scenario in grids:
             console.print(grid_table(table.scenario, grids[table.scenario], grid_seeds))
-        console.print(compared_table(table))
+        console.print(compared_table(table, columns=console.width))
 
 
 def _tune(

@@ -32,8 +32,8 @@ def cells_bar(total: int) -> Generator[Callable[[Cell], None] | None]:
         yield made
 
 
-def compared_table(of: Compared) -> Table:
-    """One scenario; a mean with its worst seed in brackets."""
+def compared_table(of: Compared, *, columns: int) -> Table:
+    """One scenario; a mean with its worst seed in brackets, under it where the terminal has few `columns`."""
     table = Table(
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),  # fits 80 columns
@@ -42,10 +42,11 @@ def compared_table(of: Compared) -> Table:
         caption=CAPTION,
         caption_justify="left",
     )
-    table.add_column("policy", overflow="fold", min_width=POLICY_COLUMNS)
+    narrow = columns < COLUMNS_FOR_A_ROW
+    table.add_column("policy", overflow="fold", width=16 if narrow else None)
     shown = HEADINGS if any(line.lost for line in of.lines) else HEADINGS[:-1]
-    for heading in shown:  # where it is narrow, the worst seed folds under the mean
-        table.add_column(heading, justify="right", min_width=FIGURE_COLUMNS if "TTFT" in heading else None)
+    for heading in shown:
+        table.add_column(heading, justify="right", width=NARROW.get(heading, 8) if narrow else None)
     for line in of.lines:
         table.add_row(line.policy, *texts(line)[: len(shown)], style="dim" if line.policy in BOUNDS else "")
     return table
@@ -74,8 +75,8 @@ def about(of: Compared) -> str:
     )
 
 
-POLICY_COLUMNS = 14
-FIGURE_COLUMNS = 8  # (0.0612)
+COLUMNS_FOR_A_ROW = 118
+NARROW = {"TTFT p50 s": 9, "hits": 6, "lost": 5}  # columns, one of them empty
 HEADINGS = ("TTFT p50 s", "p95 s", "Δ p50 %", "Δ p95 %", "hits", "TPOT p95 ms", "E2E p50 s", "lost")
 CAPTION = "Mean over seeds, the worst seed in brackets. Bounds wait for nothing: each request alone on an idle engine."
 
