@@ -143,7 +143,9 @@ def code_version() -> str:
     return digest.hexdigest()
 
 
-SHOWING = frozenset({"words", "commands", "compared", "compare_words", "compare_command", "report", "pictures"})
+SHOWING = frozenset(
+    {"words", "commands", "compared", "compare_words", "compare_command", "report", "pictures", "tuned"}
+)
 
 
 def _sources(folder: Traversable, path: str) -> Iterable[tuple[str, bytes]]:
