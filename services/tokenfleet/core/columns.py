@@ -31,6 +31,11 @@ NUMBER_MAX = 1e15  # tokens or seconds; beyond, sums of squares would lose their
 SECONDS_MAX = 1e6  # a load beyond 11 days is a fault of the sender; bounds every sum
 
 
+def hashes_of(names: Sequence[str]) -> Hashes:
+    """A fixed random number for each name."""
+    return np.array([xxhash.xxh3_64_intdigest(name.encode()) for name in names], np.uint64)
+
+
 class Labels:
     """What is no number and changes only when an instance comes, goes, boots or is replaced."""
 
@@ -80,29 +85,55 @@ class Labels:
         return known
 
 
+class Fixed:
+    """What heartbeats and operators say of the instances and no placement changes, with what follows from it.
+
+    `availability` is an index of AVAILABILITIES, `barred` marks a weight of 0, `share` is the operator's weight within
+    bounds; unknown is NaN in `kv_total` (tokens) and `context_max`. `surcharge` is what the weight adds to the time
+    that counts, as a share of it. None for `barred`, `unready` and `surcharge`: nothing anywhere.
+    """
+
+    def __init__(
+        self, *, availability: Codes, barred: Flags, kv_total: Floats, context_max: Floats, share: Floats
+    ) -> None:
+        self.availability = availability
+        self.barred = barred if barred.any() else None
+        self.kv_total = kv_total
+        self.context_max = context_max
+        self.share = share
+        unready = availability != READY
+        self.unready = unready if unready.any() else None
+        self.least_kv_total = float(np.fmin.reduce(kv_total, initial=np.inf))
+        self.least_context_max = float(np.fmin.reduce(context_max, initial=np.inf))
+        self.surcharge = None if bool((share == 1.0).all()) else 1.0 / share - 1.0
+
+
 class Columns:
     """One snapshot, read only.
 
-    `availability` and `kv_state` are indexes of AVAILABILITIES and KV_STATES. Unknown is NaN in `age_s`, `backlog_s`,
-    `context_tokens`, `kv_held`, `kv_total` and `context_max`. `share` is the operator's weight within bounds, `barred`
-    marks a weight of 0. `open` are sequences queued, decoding or foreign. `kv_room` is total − held, ∞ where either is
-    unknown or nothing is held. `p_hit` is the chance that a credited prefix is there. `classes` has the
-    running requests of each class that has any. `views` makes the same snapshot one instance at a time.
+    Unknown is NaN in `age_s`, `backlog_s`, `context_tokens`, `kv_held` and two arrays of `fixed`: `unsure` says that
+    some of the first two are, `whole` that none of the others is; `aged` that an age is unknown or beyond two scrapes.
+    `open` are sequences queued, decoding or foreign. `kv_room` is total − held, ∞ where either is unknown or nothing
+    is held. `hits` are the tokens of the request's prefix that each holds, `p_hit` the chance that they are there,
+    `kv_state` an index of KV_STATES. `classes` has the running requests of each class that has any. `views` makes the
+    same snapshot one instance at a time.
     """
 
     __slots__ = (
-        "age_s", "availability", "backlog_s", "barred", "classes", "context_max", "context_tokens", "decoding", "hits",
-        "kv_held", "kv_room", "kv_state", "kv_total", "labels", "open", "p_hit", "probe", "queued", "queued_tokens",
-        "share", "suspect", "views",
+        "age_s", "aged", "backlog_s", "classes", "context_tokens", "decoding", "fixed", "hits", "kv_held", "kv_room",
+        "kv_state", "labels", "open", "p_hit", "probe", "queued", "queued_tokens", "suspect", "unsure", "views",
+        "whole",
     )  # fmt: skip
 
     def __init__(
         self,
         *,
         labels: Labels,
-        availability: Codes,
-        suspect: Flags,
+        fixed: Fixed,
+        suspect: Flags | None,
         age_s: Floats,
+        aged: bool,
+        unsure: bool,
         backlog_s: Floats,
         queued: Floats,
         queued_tokens: Floats,
@@ -110,22 +141,22 @@ class Columns:
         open: Floats,
         context_tokens: Floats,
         kv_held: Floats,
-        kv_total: Floats,
         kv_room: Floats,
-        context_max: Floats,
-        share: Floats,
-        barred: Flags,
-        probe: Flags,
-        hits: Floats,
+        whole: bool,
+        probe: Flags | None,
+        hits: Floats | None,
         p_hit: Floats,
         kv_state: Codes,
         classes: dict[str, Floats],
         views: Callable[[], tuple[InstanceView, ...]],
     ) -> None:
+        """None for `suspect`, `probe` and `hits`: nobody is or has any."""
         self.labels = labels
-        self.availability = availability
+        self.fixed = fixed
         self.suspect = suspect
         self.age_s = age_s
+        self.aged = aged
+        self.unsure = unsure
         self.backlog_s = backlog_s
         self.queued = queued
         self.queued_tokens = queued_tokens
@@ -133,11 +164,8 @@ class Columns:
         self.open = open
         self.context_tokens = context_tokens
         self.kv_held = kv_held
-        self.kv_total = kv_total
         self.kv_room = kv_room
-        self.context_max = context_max
-        self.share = share
-        self.barred = barred
+        self.whole = whole
         self.probe = probe
         self.hits = hits
         self.p_hit = p_hit
@@ -150,7 +178,7 @@ class Columns:
 
     def availabilities(self, among: Flags | None = None) -> dict[str, int]:
         """How many instances, of those `among`, are in each availability that occurs."""
-        codes = self.availability if among is None else self.availability[among]
+        codes = self.fixed.availability if among is None else self.fixed.availability[among]
         return {AVAILABILITIES[code]: number for code, number in enumerate(np.bincount(codes).tolist()) if number}
 
     @property
@@ -160,26 +188,31 @@ class Columns:
         return least_s if least_s < np.inf else 0.0
 
     @property
-    def aged(self) -> bool:
-        """Whether any age is beyond two scrapes, or unknown."""
-        return not bool(self.age_s.max(initial=0.0) <= AGE_NORMAL_S)  # NaN compares false
+    def most_hit_tokens(self) -> int:
+        """The longest cached prefix on any instance."""
+        return 0 if self.hits is None else int(self.hits.max(initial=0.0))
 
-    @property
-    def unsure(self) -> bool:
-        """Whether the backlog or the age of any is unknown."""
-        return bool(np.isnan(self.backlog_s + self.age_s).any())
-
-
-def hashes_of(names: Sequence[str]) -> Hashes:
-    """A fixed random number for each name."""
-    return np.array([xxhash.xxh3_64_intdigest(name.encode()) for name in names], np.uint64)
+    def usable(self) -> Flags:
+        """Ready instances without the suspects, unless all are suspect: silence never empties a pool."""
+        ready = self.fixed.availability == READY
+        trusted = ready if self.suspect is None else ready & ~self.suspect
+        return trusted if trusted.any() else ready
 
 
 def columns_of(instances: Sequence[InstanceView]) -> Columns:
     """The columns of instances given one by one, in the order of their names."""
     views = tuple(sorted(instances, key=lambda i: i.instance))
     held = _floats([known(i.kv_held_tokens) for i in views])
-    total = _floats([known(i.kv_total_tokens) or None for i in views])
+    context = _floats([known(i.context_tokens) for i in views])
+    age_s = _floats([known(i.age_s) for i in views])
+    backlog_s = np.minimum(_floats([known(i.backlog_s) for i in views]), SECONDS_MAX)
+    fixed = Fixed(
+        availability=np.array([AVAILABILITIES.index(i.availability) for i in views], np.int8),
+        barred=np.array([i.weight == 0.0 for i in views], np.bool_),
+        kv_total=_floats([known(i.kv_total_tokens) or None for i in views]),
+        context_max=_floats([i.context_max_tokens or None for i in views]),
+        share=_floats([operator_share(i.weight) for i in views]),
+    )
     return Columns(
         labels=Labels(
             [i.instance for i in views],
@@ -188,23 +221,22 @@ def columns_of(instances: Sequence[InstanceView]) -> Columns:
             [i.model_digest for i in views],
             [i.engine for i in views],
         ),
-        availability=np.array([AVAILABILITIES.index(i.availability) for i in views], np.int8),
-        suspect=np.array([i.suspect for i in views], np.bool_),
-        age_s=_floats([known(i.age_s) for i in views]),
-        backlog_s=np.minimum(_floats([known(i.backlog_s) for i in views]), SECONDS_MAX),
+        fixed=fixed,
+        suspect=np.array([i.suspect for i in views], np.bool_) if any(i.suspect for i in views) else None,
+        age_s=age_s,
+        aged=not bool((age_s <= AGE_NORMAL_S).all()),
+        unsure=bool(np.isnan(age_s).any() or np.isnan(backlog_s).any()),
+        backlog_s=backlog_s,
         queued=_floats([i.queued for i in views]),
         queued_tokens=_floats([i.queued_tokens for i in views]),
         decoding=_floats([i.decoding for i in views]),
         open=_floats([i.queued + i.decoding + (known(i.foreign) or 0.0) for i in views]),
-        context_tokens=_floats([known(i.context_tokens) for i in views]),
+        context_tokens=context,
         kv_held=held,
-        kv_total=total,
-        kv_room=kv_room(held, total),
-        context_max=_floats([i.context_max_tokens or None for i in views]),
-        share=_floats([operator_share(i.weight) for i in views]),
-        barred=np.array([i.weight == 0.0 for i in views], np.bool_),
-        probe=np.array([i.probe for i in views], np.bool_),
-        hits=_floats([max(i.hit_tokens, 0) for i in views]),
+        kv_room=np.array([kv_room(*each) for each in zip(held.tolist(), fixed.kv_total.tolist(), strict=True)]),
+        whole=not bool((np.isnan(held) | np.isnan(context) | np.isnan(fixed.kv_total)).any()),
+        probe=np.array([i.probe for i in views], np.bool_) if any(i.probe for i in views) else None,
+        hits=_floats([max(i.hit_tokens, 0) for i in views]) if any(i.hit_tokens > 0 for i in views) else None,
         p_hit=_floats([min(known(i.p_hit) or 0.0, 1.0) for i in views]),
         kv_state=np.array([KV_STATES.index(i.kv_state) for i in views], np.int8),
         classes={
@@ -221,10 +253,10 @@ def operator_share(weight: float) -> float:
     return 1.0 if share is None else min(max(share, SHARE_MIN), SHARE_MAX)
 
 
-def kv_room(held: Floats, total: Floats) -> Floats:
+def kv_room(held: float, total: float) -> float:
     """Tokens of KV left; ∞ where it is unknown, and where nothing is held: an empty instance takes whatever fits."""
     room = total - held
-    return np.where(np.isnan(room) | (held == 0.0), np.inf, room)
+    return room if held != 0.0 and room == room else np.inf
 
 
 def _floats(values: Sequence[float | None]) -> Floats:

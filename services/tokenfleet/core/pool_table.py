@@ -5,19 +5,20 @@ whole arrays and no instance is touched between two facts about it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from tokenfleet.core.accounts import PoolCalibration
 from tokenfleet.core.capacity import InstanceRow, is_failing
 from tokenfleet.core.columns import (
+    AGE_NORMAL_S,
     AVAILABILITIES,
     KV_STATES,
     NUMBER_MAX,
     SECONDS_MAX,
-    Codes,
     Columns,
+    Fixed,
     Flags,
     Floats,
     Labels,
@@ -34,8 +35,22 @@ from tokenfleet.core.view import Availability, InstanceView
 OUT: Final = AVAILABILITIES.index("out")
 # Rows of the table of numbers: one a field, so that each field lies in one piece.
 BORN, SILENT_SINCE, WORK, HEAD_BEGAN, HEAD_WORK, QUEUED, QUEUED_TOKENS, DECODING = range(8)
-OPEN, CONTEXT_TOKENS, KV_HELD, KV_TOTAL, CONTEXT_MAX, SHARE = range(8, 14)
-FIELDS = 14
+OPEN, CONTEXT_TOKENS, KV_HELD, KV_ROOM = range(8, 12)
+FIELDS = 12
+
+
+class _Told(NamedTuple):
+    """What heartbeats and operators say of one instance (core.columns.Fixed), and whether it is `failing`."""
+
+    availability: int
+    barred: bool
+    kv_total: float
+    context_max: float
+    share: float
+    failing: bool
+
+
+UNTOLD: Final = _Told(OUT, False, np.nan, np.nan, 1.0, False)
 
 
 class PoolTable:
@@ -53,14 +68,13 @@ class PoolTable:
         )
         size = len(rows)
         self._numbers = np.zeros((FIELDS, size))
-        self._availability = np.zeros(size, np.int8)
+        self._told = [UNTOLD] * size
+        self._fixed: Fixed | None = None
         self._failing = np.zeros(size, np.bool_)
-        self._barred = np.zeros(size, np.bool_)
+        self._partial: set[int] = set()  # slots with an unknown number
         self._kv_state = np.full(size, KV_STATES.index("none"), np.int8)
         self._kv_slot = np.full(size, -1, np.int64)
         self._classes: dict[str, Floats] = {}
-        self._kv_room = np.zeros(size)
-        self._any_failing = False
         self._oldest_s: tuple[float, float] | None = None
         self._p_hit: tuple[PoolCalibration, Floats] | None = None
 
@@ -85,7 +99,18 @@ class PoolTable:
         if not labels.same(slot, address=beat.address, model=beat.model, digest=beat.model_digest):
             return False
         block_size = beat.block_size or 0
-        total = known(beat.kv_total_blocks * block_size if beat.kv_total_blocks and block_size else None)
+        total = _told(known(beat.kv_total_blocks * block_size if beat.kv_total_blocks and block_size else None))
+        held, context = _told(known(load.kv_held_tokens)), _told(known(load.context_tokens))
+        told = _Told(
+            OUT if beat.refused else AVAILABILITIES.index(availability),
+            weight == 0.0,
+            total,
+            beat.context_max_tokens or np.nan,
+            operator_share(weight),
+            is_failing(beat, policy),
+        )
+        if told != self._told[slot]:
+            self._told[slot], self._fixed = told, None
         self._numbers[:, slot] = (
             _told(row.born_s),
             _told(row.silent_since_s),
@@ -96,23 +121,15 @@ class PoolTable:
             load.queued_tokens,
             load.decoding,
             load.queued + load.decoding + load.foreign,
-            _told(known(load.context_tokens)),
-            _told(known(load.kv_held_tokens)),
-            _told(total),
-            beat.context_max_tokens or np.nan,
-            operator_share(weight),
+            context,
+            held,
+            kv_room(held, total),
         )
+        (self._partial.add if total + held + context != total + held + context else self._partial.discard)(slot)
         self._oldest_s = None
-        failing = is_failing(beat, policy)
-        self._availability[slot] = OUT if beat.refused else AVAILABILITIES.index(availability)
-        self._failing[slot] = failing
-        self._any_failing = self._any_failing or failing
-        self._barred[slot] = weight == 0.0
         if self._kv_state[slot] != KV_STATES.index(kv_state):
             self._kv_state[slot], self._p_hit = KV_STATES.index(kv_state), None
         self._kv_slot[slot] = kv_slot
-        here = slice(slot, slot + 1)
-        self._kv_room[here] = kv_room(self._numbers[KV_HELD, here], self._numbers[KV_TOTAL, here])
         for name in load.class_running.keys() | self._classes.keys():
             counts = self._classes.get(name)
             if counts is None:
@@ -144,23 +161,18 @@ class PoolTable:
     ) -> Columns:
         """The columns now, good until the next fact is taken in. `depths` are the tokens of the request's prefix by
         place in the prefix index (the last is 0: no credit), None for no request."""
-        numbers, size = self._numbers, len(self.labels.names)
-        suspect, availability = self._suspect_and_availability(now_s, policy)
-        probe = np.zeros(size, np.bool_)
-        if failures:
-            availability = availability.copy()
-            for name, standing in failures.items():
-                slot = self.labels.slots[name]
-                if standing == "probe":
-                    probe[slot] = True
-                elif standing != "in":
-                    availability[slot] = OUT
+        numbers = self._numbers
+        fixed = self._known_fixed()
+        aged_s, unsure, suspect, lives = self._ages(now_s, policy)
+        fixed, probe = self._overruled(fixed, failures, lives)
         done_s = np.minimum(np.maximum(now_s - numbers[HEAD_BEGAN], 0.0), numbers[HEAD_WORK])
         return Columns(
             labels=self.labels,
-            availability=availability,
+            fixed=fixed,
             suspect=suspect,
             age_s=np.maximum(now_s - numbers[BORN], 0.0),
+            aged=aged_s > AGE_NORMAL_S,
+            unsure=unsure,
             backlog_s=np.maximum(numbers[WORK] - done_s, 0.0),
             queued=numbers[QUEUED],
             queued_tokens=numbers[QUEUED_TOKENS],
@@ -168,18 +180,65 @@ class PoolTable:
             open=numbers[OPEN],
             context_tokens=numbers[CONTEXT_TOKENS],
             kv_held=numbers[KV_HELD],
-            kv_total=numbers[KV_TOTAL],
-            kv_room=self._kv_room,
-            context_max=numbers[CONTEXT_MAX],
-            share=numbers[SHARE],
-            barred=self._barred,
+            kv_room=numbers[KV_ROOM],
+            whole=not self._partial,
             probe=probe,
-            hits=np.zeros(size) if depths is None else depths[self._kv_slot],
+            hits=None if depths is None else depths[self._kv_slot],
             p_hit=self._chances(calibration),
             kv_state=self._kv_state,
             classes=self._classes,
             views=views,
         )
+
+    def _known_fixed(self) -> Fixed:
+        if self._fixed is None:
+            told = list(zip(*self._told, strict=True)) or [()] * len(UNTOLD)
+            self._fixed = Fixed(
+                availability=np.array(told[0], np.int8),
+                barred=np.array(told[1], np.bool_),
+                kv_total=np.array(told[2], np.float64),
+                context_max=np.array(told[3], np.float64),
+                share=np.array(told[4], np.float64),
+            )
+            self._failing = np.array(told[5], np.bool_)
+        return self._fixed
+
+    def _ages(self, now_s: float, policy: LivenessPolicy) -> tuple[float, bool, Flags | None, Flags | None]:
+        """The greatest age, whether any is unknown, who is suspect and whose agent lives (None: nobody, all)."""
+        if self._oldest_s is None:
+            self._oldest_s = _least(self._numbers[BORN]), _least(self._numbers[SILENT_SINCE])
+        born_s, silent_since_s = self._oldest_s
+        most_s = policy.agent_silent_max_s
+        if now_s - born_s <= most_s and now_s - silent_since_s <= most_s:
+            return now_s - born_s, False, None, None
+        lives = now_s - self._numbers[SILENT_SINCE] <= most_s  # unknown: false
+        suspect = ~(lives & (now_s - self._numbers[BORN] <= most_s))
+        return now_s - born_s, born_s == -np.inf, suspect, lives
+
+    def _overruled(
+        self, fixed: Fixed, failures: Mapping[str, FailureStanding], lives: Flags | None
+    ) -> tuple[Fixed, Flags | None]:
+        """Who doesn't answer its living agent, or failed lately, is out or half-open whatever else is said of it."""
+        out = self._failing if lives is None else self._failing & lives
+        if not failures and not out.any():
+            return fixed, None
+        availability = np.where(out, np.int8(OUT), fixed.availability)
+        probe: Flags | None = None
+        for name, standing in failures.items():
+            slot = self.labels.slots[name]
+            if standing == "probe":
+                probe = np.zeros(len(self.labels.names), np.bool_) if probe is None else probe
+                probe[slot] = True
+            elif standing != "in":
+                availability[slot] = OUT
+        overruled = Fixed(
+            availability=availability,
+            barred=np.zeros(len(availability), np.bool_) if fixed.barred is None else fixed.barred,
+            kv_total=fixed.kv_total,
+            context_max=fixed.context_max,
+            share=fixed.share,
+        )
+        return overruled, probe
 
     def _chances(self, calibration: PoolCalibration) -> Floats:
         """The chance that a credited block is there, of each instance."""
@@ -187,20 +246,6 @@ class PoolTable:
             chances = np.array([p_hit(calibration, state) for state in KV_STATES])
             self._p_hit = calibration, chances[self._kv_state]
         return self._p_hit[1]
-
-    def _suspect_and_availability(self, now_s: float, policy: LivenessPolicy) -> tuple[Flags, Codes]:
-        """core.capacity.liveness of all instances."""
-        most_s = policy.agent_silent_max_s
-        if self._oldest_s is None:
-            self._oldest_s = _least(self._numbers[BORN]), _least(self._numbers[SILENT_SINCE])
-        if all(now_s - oldest_s <= most_s for oldest_s in self._oldest_s):
-            suspect = np.zeros(len(self.labels.names), np.bool_)
-            out = self._failing
-        else:
-            lives = now_s - self._numbers[SILENT_SINCE] <= most_s  # unknown: false
-            suspect = ~(lives & (now_s - self._numbers[BORN] <= most_s))
-            out = self._failing & lives
-        return suspect, np.where(out, np.int8(OUT), self._availability) if self._any_failing else self._availability
 
 
 def p_hit(calibration: PoolCalibration, state: KvState) -> float:

@@ -137,7 +137,8 @@ def _waits(site: Site, asked: Asked, chosen: Candidate) -> bool:
     if request.wait_max_s <= 0.0 or not site.policy.products.tokenpilot or site.held.off(terms, asked.now_s):
         return False
     pool = asked.pool
-    work_s = float(dense_work_s(np.array([[float(request.prompt_tokens)]]), pool.columns.hits[None, :], pool).min())
+    hits = np.zeros(len(pool)) if pool.columns.hits is None else pool.columns.hits
+    work_s = float(dense_work_s(np.array([[float(request.prompt_tokens)]]), hits[None, :], pool).min())
     first = site.held.goes_first(request.model, work_s, asked.now_s, terms)
     if (first and chosen.wait_s <= terms.backlog_max_s) or len(site.held) >= terms.held_max:
         return False
@@ -148,7 +149,7 @@ def _waits(site: Site, asked: Asked, chosen: Candidate) -> bool:
                 steps=asked.steps,
                 since_s=asked.now_s,
                 work_s=work_s,
-                hits=pool.columns.hits.copy(),
+                hits=hits,
                 looked_s=asked.now_s,
             )
         )
@@ -208,7 +209,7 @@ def _peers(site: Site, asked: Asked) -> list[PeerView]:
         gateways=(),
         pools=tuple(pool_summaries(asked.pool, price_per_hour=price_per_hour)) if len(asked.pool) else (),
     )
-    hit = int(asked.pool.columns.hits.max(initial=0.0))
+    hit = asked.pool.columns.most_hit_tokens
     return [PeerView(site=site.name, summary=own, age_s=0.0, hit_tokens=hit), *others]
 
 

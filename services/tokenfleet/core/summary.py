@@ -84,9 +84,9 @@ def _summary(
     digest: str, slots: Slots, pool: PoolView, *, price_per_hour: float, attainment: float | None
 ) -> PoolSummary:
     columns = pool.columns
-    states = columns.availability[slots]
+    states = columns.fixed.availability[slots]
     ready = slots[states == READY]
-    trusted = ready[~columns.suspect[ready]]
+    trusted = ready if columns.suspect is None else ready[~columns.suspect[ready]]
     serving = trusted if len(trusted) else ready  # all suspect: they are still all there is, and `ready` = 0 tells it
     waits_s = columns.backlog_s[serving]
     rate = prefill_tokens_per_s(pool.coefficients, budget_tokens=pool.budget_tokens)
@@ -95,7 +95,7 @@ def _summary(
         model=pool.model,
         model_digest=digest,
         engine=columns.labels.engines[int(serving[0])] if len(serving) else "vllm",
-        context_max_tokens=int(np.fmax.reduce(columns.context_max[serving], initial=0.0)),
+        context_max_tokens=int(np.fmax.reduce(columns.fixed.context_max[serving], initial=0.0)),
         endpoints=len(slots),
         ready=len(trusted),
         warming=int(np.count_nonzero(states == STARTING)),
@@ -119,7 +119,7 @@ def _summary(
 def _kv(columns: Columns, serving: Slots) -> Vector:
     """KV tokens; an instance of unknown size counts as the mean of the known ones. Capacity 0: none is known."""
     return Vector(
-        capacity=_mean(columns.kv_total[serving]) * len(serving),
+        capacity=_mean(columns.fixed.kv_total[serving]) * len(serving),
         used=float(np.nansum(columns.kv_held[serving])),
     )
 

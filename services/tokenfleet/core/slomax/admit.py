@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tokenfleet.core.columns import READY, Slots
+from tokenfleet.core.columns import Slots
 from tokenfleet.core.decision import Admission, Reason, Request, Verdict
 from tokenfleet.core.policy import Policy, RequestClass
 from tokenfleet.core.pool import PoolView
@@ -80,13 +80,13 @@ def admit(
             admission=evidence,
             detail=forbidden or "slomax is off: admitted unseen",
         )
-    columns, usable = pool.columns, _usable(pool)
+    columns, usable = pool.columns, pool.columns.usable().nonzero()[0]
     if not len(usable):
         removed = columns.availabilities()
         listed = ", ".join(f"{n} {name}" for name, n in removed.items()) or "none known"
         return _rejected(refusal_of(removed), evidence, f"no instance of {request.model} can serve: {listed}")
     need_tokens = request.prompt_tokens + max(request.max_tokens, 1)  # without a budget one token must fit
-    told_tokens = columns.context_max[usable]
+    told_tokens = columns.fixed.context_max[usable]
     context_tokens = np.where(np.isnan(told_tokens), policy.model(request.model).context_max_tokens, told_tokens)
     most_tokens = int(context_tokens.max())
     if need_tokens > most_tokens:
@@ -134,16 +134,10 @@ def _by_load(
     return _rejected("all_busy", replace(evidence, retry_after_s=retry_after_s(free_in_s, policy, rng)), problem)
 
 
-def _usable(pool: PoolView) -> Slots:
-    """Ready instances without the suspects, unless all are suspect: silence never empties a pool."""
-    ready = pool.columns.availability == READY
-    trusted = ready & ~pool.columns.suspect
-    return (trusted if trusted.any() else ready).nonzero()[0]
-
-
 def _room(request: Request, usable: Slots, pool: PoolView, terms: RequestClass, evidence: Admission) -> Room:
     columns = pool.columns
-    hit = int(min(float(columns.hits[usable].max()), request.prompt_tokens))
+    most = 0.0 if columns.hits is None else float(columns.hits[usable].max())
+    hit = int(min(most, request.prompt_tokens))
     decoding, contexts = columns.decoding[usable], np.nan_to_num(columns.context_tokens[usable])
     least = float(decoding.min())  # the calmest instance: fewest decodes, of those the least context
     context_tokens = float(contexts[decoding == least].min())

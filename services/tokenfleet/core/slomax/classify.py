@@ -66,12 +66,12 @@ def _by_rule(request: Request, pool: PoolView, policy: Policy, *, output_q90_tok
             request_class="batch",
             rule=f"no stream, deadline {deadline_s:.0f} s ≥ {terms.batch_deadline_min_s:.0f} s",
         )
-    uncached = uncached_tokens(request.prompt_tokens, int(pool.columns.hits.max(initial=0.0)))
+    uncached = uncached_tokens(request.prompt_tokens, pool.columns.most_hit_tokens)
     long_from = long_from_tokens(pool, policy)
     if long_from is not None and uncached >= long_from:
         return Classification(request_class="long", rule=f"{uncached} uncached tokens ≥ {long_from:.0f}")
     kv_need_tokens = request.prompt_tokens + output_q90_tokens
-    kv_total_tokens = float(np.fmax.reduce(pool.columns.kv_total, initial=0.0))
+    kv_total_tokens = float(np.fmax.reduce(pool.columns.fixed.kv_total, initial=0.0))
     if kv_total_tokens and kv_need_tokens > terms.long_kv_share * kv_total_tokens:
         return Classification(
             request_class="long",

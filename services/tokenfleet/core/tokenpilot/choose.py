@@ -5,7 +5,7 @@ from random import Random
 import numpy as np
 import xxhash
 
-from tokenfleet.core.columns import Columns, Flags, Floats, Hashes
+from tokenfleet.core.columns import Columns, Flags, Floats, Hashes, Slots
 from tokenfleet.core.decision import Request
 from tokenfleet.core.policy import Policy, TokenPilotPolicy
 from tokenfleet.core.pool import PoolView
@@ -115,8 +115,8 @@ def _cheapest(
     near = (cost_s <= least_s + _tie_s(best, costs, weights)).nonzero()[0]
     if len(near) == 1:
         return Chosen(best, "least_cost")
-    share = columns.share[near]
-    if len(request.block_keys) >= KEY_BYTES and not costs.hit[near].any():
+    share = columns.fixed.share[near]
+    if len(request.block_keys) >= KEY_BYTES and not _any_warm(near, costs):
         home = home_of(columns.labels.hashes[near], share, request.block_keys[:KEY_BYTES])
         return Chosen(near.item(home), "prefix_home")
     upto = share.cumsum()
@@ -128,6 +128,10 @@ def home_of(names: Hashes, share: Floats, first_key: bytes) -> int:
     """Which of the instances with these hashes and operator's weights is the home of a prefix."""
     nearest: Floats = -np.log(_shares_of(names, first_key)) / share
     return int(nearest.argmin())
+
+
+def _any_warm(near: Slots, costs: Costs) -> bool:
+    return costs.warm is not None and bool(np.isin(near, costs.warm.slots).any())
 
 
 def _tie_s(best: int, costs: Costs, weights: TokenPilotPolicy) -> float:

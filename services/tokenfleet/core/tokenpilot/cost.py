@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct
 
 from tokenfleet.core.accounts import Coefficients, PoolCalibration
-from tokenfleet.core.columns import AGE_NORMAL_S, SECONDS_MAX, Columns, Flags, Floats
+from tokenfleet.core.columns import AGE_NORMAL_S, SECONDS_MAX, Columns, Flags, Floats, Slots
 from tokenfleet.core.known import known
 from tokenfleet.core.policy import TokenPilotPolicy
 from tokenfleet.core.pool import PoolView
@@ -20,26 +20,31 @@ AGE_MAX_S = 10.0  # beyond, an instance is suspect anyway; also stands for an un
 KV_USE_MAX = 0.98  # keeps the pressure term finite at full KV
 
 
-class Costs(Struct, frozen=True):
-    """The terms of all instances, finite; ttft and cost are ≥ 0, bias and operator's weight alone may be negative.
+class Warm(Struct, frozen=True):
+    """What the cache is credited with, of the instances that hold any of the prefix: their slots, ascending, the tokens
+    of the hit, its chance and the expected seconds saved."""
 
-    `saved_s`, `hit` (tokens) and `p_hit` say what the cache is credited with. `ratio` is the p90 of the prediction's
-    relative error, `kv_use` the share of KV in use once the request is there, the pool's typical one where unknown.
+    slots: Slots
+    tokens: Floats
+    p_hit: Floats
+    saved_s: Floats
+
+
+class Costs(Struct, frozen=True):
+    """The terms of all instances, finite; ttft and cost are ≥ 0, the bias (one for all unless it must be cut) may be
+    negative. `ratio` is the p90 of the prediction's relative error, `kv_use` the share of KV in use once the request is
+    there, the pool's typical one where unknown.
     """
 
     cost_s: Floats
     ttft_s: Floats
     wait_s: Floats
     work_s: Floats
-    bias_s: Floats
+    bias_s: Floats | float
     ratio: Floats
     reuse_price: float
     kv_s: Floats
-    decode_s: Floats
-    weight_s: Floats
-    hit: Floats
-    p_hit: Floats
-    saved_s: Floats
+    warm: Warm | None
     kv_use: Floats
 
 
@@ -60,29 +65,31 @@ def weigh(
     backlog_s = columns.backlog_s if able is None else columns.backlog_s[able]
     wait_s = _wait_s(prompt_tokens, pool, backlog_s)
     wait_s = wait_s if ahead_s is None else wait_s + ahead_s
-    work_s, saved_s, hit, p_hit = _work(prompt_tokens, pool, able)
+    work_s, warm = _work(prompt_tokens, pool, able)
     price = min(weights.reuse_max, weights.reuse_base + weights.reuse_slope_per_s * (_mean(backlog_s) + held_s))
-    ratio = _ratio(columns, calibration)
-    kv_use = (columns.kv_held + (prompt_tokens + (known(output_q50) or 0.0))) / np.maximum(columns.kv_total, 1.0)
-    kv_use = _typical_where_unknown(kv_use, able, otherwise=0.0)
+    idle, queued = _ratios(calibration)
+    grown = _grown(columns)
+    kv_use = _kv_use(columns, prompt_tokens + (known(output_q50) or 0.0), able)
     kv_s = kv_pressure_s(kv_use, weights)
-    decode_s = weights.decode_price_s * columns.decoding
     sum_s = wait_s + work_s
     # What was learned to come earlier than predicted is taken from the wait: no prompt beats its own prefill.
     bias = calibration.bias_s if abs(calibration.bias_s) < SECONDS_MAX else 0.0
-    bias_s = np.maximum(bias, -wait_s)
+    bias_s = bias if bias >= 0.0 else np.maximum(bias, -wait_s)
     ttft_s = sum_s + bias_s
-    weight_s = (1.0 / columns.share - 1.0) * ttft_s  # a share of 2 halves the time that counts
-    cost_s = ttft_s + (weights.margin_weight * ratio) * sum_s + price * work_s + kv_s + decode_s + weight_s
-    return Costs(
-        cost_s, ttft_s, wait_s, work_s, bias_s, ratio, price, kv_s, decode_s, weight_s, hit, p_hit, saved_s, kv_use
-    )
+    ratio = np.where(columns.queued > 0.0, queued, idle)
+    ratio = ratio if grown is None else ratio * grown
+    cost_s = ttft_s + weights.margin_weight * ratio * sum_s + price * work_s + kv_s
+    if weights.decode_price_s:
+        cost_s += weights.decode_price_s * columns.decoding
+    if columns.fixed.surcharge is not None:
+        cost_s += columns.fixed.surcharge * ttft_s
+    return Costs(cost_s, ttft_s, wait_s, work_s, bias_s, ratio, price, kv_s, warm, kv_use)
 
 
 def _mean(backlog_s: Floats) -> float:
-    mean = float(backlog_s.sum()) / len(backlog_s)
-    if mean == mean:
-        return mean
+    mean_s = float(np.add.reduce(backlog_s)) / len(backlog_s)
+    if mean_s == mean_s:
+        return mean_s
     told = backlog_s[~np.isnan(backlog_s)]
     return float(told.sum()) / len(told) if len(told) else 0.0
 
@@ -106,8 +113,8 @@ def _wait_s(prompt_tokens: int, pool: PoolView, backlog_s: Floats) -> Floats:
     return np.where(np.isnan(wait_s), typical_s, wait_s)
 
 
-def _work(prompt_tokens: int, pool: PoolView, able: Flags | None) -> tuple[Floats, Floats, Floats, Floats]:
-    """Expected work, seconds saved by the cache, tokens of the hit and its chance.
+def _work(prompt_tokens: int, pool: PoolView, able: Flags | None) -> tuple[Floats, Warm | None]:
+    """Expected work, and what the cache saves of it.
 
     The prefix is there with chance p: p · work(hit) + (1 − p) · work(0). So a warm instance beats an idle cold one
     iff p · seconds saved > extra wait + extra margin.
@@ -115,19 +122,18 @@ def _work(prompt_tokens: int, pool: PoolView, able: Flags | None) -> tuple[Float
     columns, c = pool.columns, pool.coefficients
     room, step_s = _iterations(pool, able)
     cold = float(uncached_tokens(prompt_tokens, 0))
-    cold_s = np.ceil(cold / room) * step_s + (max(c.w_min_s, c.a_s * cold) + c.b_s * cold * cold / 2)
-    work_s = np.minimum(cold_s, SECONDS_MAX)
-    saved_s, hit, p_hit = np.zeros(len(columns)), np.zeros(len(columns)), np.zeros(len(columns))
+    work_s = np.ceil(cold / room) * step_s
+    work_s += max(c.w_min_s, c.a_s * cold) + c.b_s * cold * cold / 2
+    if columns.hits is None or not prompt_tokens:
+        return work_s, None
     warm = columns.hits.nonzero()[0]
-    if len(warm) and prompt_tokens:
-        tokens = np.minimum(columns.hits[warm], prompt_tokens)
-        left = np.maximum(prompt_tokens - tokens, max(min(prompt_tokens, COMPUTED_TOKENS_MIN), 1))
-        warm_s = _prefill_s(left, tokens, room[warm], step_s[warm], c)
-        chance = columns.p_hit[warm]
-        saved = chance * np.maximum(work_s[warm] - warm_s, 0.0)
-        saved_s[warm], hit[warm], p_hit[warm] = saved, tokens, chance
-        work_s[warm] -= saved
-    return work_s, saved_s, hit, p_hit
+    tokens = np.minimum(columns.hits[warm], prompt_tokens)
+    left = np.maximum(prompt_tokens - tokens, max(min(prompt_tokens, COMPUTED_TOKENS_MIN), 1))
+    warm_s = _prefill_s(left, tokens, room[warm], step_s[warm], c)
+    chance = columns.p_hit[warm]
+    saved_s = chance * np.maximum(work_s[warm] - warm_s, 0.0)
+    work_s[warm] -= saved_s
+    return work_s, Warm(warm, tokens, chance, saved_s)
 
 
 def dense_work_s(prompts: Floats, hits: Floats, pool: PoolView) -> Floats:
@@ -147,7 +153,10 @@ def _iterations(pool: PoolView, able: Flags | None) -> tuple[Floats, Floats]:
     """On each instance: prompt tokens that an iteration takes beside the decodes, and what it costs without them."""
     columns, c = pool.columns, pool.coefficients
     room = np.maximum(pool.budget_tokens - columns.decoding, 1.0)
-    return room, c.c0_s + c.d_s * _typical_where_unknown(columns.context_tokens, able, otherwise=0.0)
+    context_tokens = columns.context_tokens
+    if not columns.whole:
+        context_tokens = _typical_where_unknown(context_tokens, able, otherwise=0.0)
+    return room, c.c0_s + c.d_s * context_tokens
 
 
 def _prefill_s(left: Floats, cached: Floats, room: Floats, step_s: Floats, c: Coefficients) -> Floats:
@@ -155,17 +164,28 @@ def _prefill_s(left: Floats, cached: Floats, room: Floats, step_s: Floats, c: Co
     return np.ceil(left / room) * step_s + np.maximum(c.w_min_s, c.a_s * left) + c.b_s * left * (cached + left / 2)
 
 
-def _ratio(columns: Columns, calibration: PoolCalibration) -> Floats:
-    """How far off a prediction may be (p90), as a share of it: grows by 1 a second of age beyond the normal.
+def _ratios(calibration: PoolCalibration) -> tuple[float, float]:
+    """How far off a prediction may be (p90), as a share of it, on an instance where nothing waits and where some do.
 
     A queue never makes a prediction surer, whatever was learned: the queued ratio is at least the idle one.
     """
     idle, queued = known(calibration.margin_idle) or 0.0, known(calibration.margin_queued) or 0.0
-    ratio = np.where(columns.queued > 0.0, max(idle, queued), idle)
+    return idle, max(idle, queued)
+
+
+def _grown(columns: Columns) -> Floats | None:
+    """By what the ratio grows with age: 1 a second beyond the normal. None: nothing is that old."""
     if not columns.aged:
-        return ratio
+        return None
     old_s = np.where(np.isnan(columns.age_s), AGE_MAX_S, np.minimum(columns.age_s, AGE_MAX_S)) - AGE_NORMAL_S
-    return ratio * (1.0 + np.maximum(old_s, 0.0))
+    return 1.0 + np.maximum(old_s, 0.0)
+
+
+def _kv_use(columns: Columns, load_tokens: float, able: Flags | None) -> Floats:
+    if columns.whole:
+        return (columns.kv_held + load_tokens) / columns.fixed.kv_total
+    use = (columns.kv_held + load_tokens) / np.maximum(columns.fixed.kv_total, 1.0)
+    return _typical_where_unknown(use, able, otherwise=0.0)
 
 
 def kv_pressure_s(use: Floats, weights: TokenPilotPolicy) -> Floats:

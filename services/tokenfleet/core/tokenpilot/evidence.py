@@ -11,7 +11,7 @@ from tokenfleet.core.policy import TokenPilotPolicy
 from tokenfleet.core.pool import PoolView
 from tokenfleet.core.predict.work import uncached_tokens
 from tokenfleet.core.records import PlacedOn
-from tokenfleet.core.tokenpilot.cost import Costs
+from tokenfleet.core.tokenpilot.cost import Costs, Warm
 from tokenfleet.core.tokenpilot.explain import deciding_term, refusal_sentence, sentence_of
 from tokenfleet.core.tokenpilot.filters import refusal_of
 from tokenfleet.core.tokenpilot.routing import How, Routing
@@ -133,74 +133,62 @@ def _candidates(
     weights: TokenPilotPolicy,
     prompt_tokens: int,
 ) -> list[Candidate]:
-    at = np.array(slots)
-    terms = zip(
-        *[
-            term[at].tolist()
-            for term in (
-                costs.cost_s,
-                costs.ttft_s,
-                costs.wait_s,
-                costs.work_s,
-                costs.bias_s,
-                costs.ratio,
-                costs.kv_s,
-                costs.decode_s,
-                costs.weight_s,
-                costs.hit,
-                costs.p_hit,
-                costs.saved_s,
-                costs.kv_use,
-                columns.age_s,
-                columns.kv_held,
-                columns.kv_total,
-                columns.suspect,
-            )
-        ],
-        strict=True,
-    )
-    return [
-        Candidate(
-            instance=columns.labels.names[slot],
-            cost_s=cost_s,
-            ttft_s=ttft_s,
-            wait_s=wait_s,
-            work_s=work_s,
-            bias_s=bias_s,
-            margin_s=weights.margin_weight * ratio * (wait_s + work_s),
-            reuse_s=costs.reuse_price * work_s,
-            kv_s=kv_s,
-            decode_s=decode_s,
-            weight_s=weight_s,
-            hit_tokens=int(hit),
-            uncached_tokens=uncached_tokens(prompt_tokens, int(hit)),
-            p_hit=p_hit,
-            saved_s=saved_s,
-            age_s=_told(age_s),
-            suspect=suspect or age_s != age_s,
-            kv_use=kv_use if held == held and total == total else None,
-            filtered=next((name for name, flags in removed.items() if flags[slot]), "") if removed else "",
+    at, suspect, biases_s = np.array(slots), columns.suspect, costs.bias_s
+    terms: list[list[float]] = [
+        term[at].tolist()
+        for term in (
+            costs.cost_s,
+            costs.ttft_s,
+            costs.wait_s,
+            costs.work_s,
+            costs.ratio,
+            costs.kv_s,
+            costs.kv_use,
+            columns.decoding,
+            columns.age_s,
+            columns.kv_held,
+            columns.fixed.kv_total,
         )
-        for slot, (
-            cost_s,
-            ttft_s,
-            wait_s,
-            work_s,
-            bias_s,
-            ratio,
-            kv_s,
-            decode_s,
-            weight_s,
-            hit,
-            p_hit,
-            saved_s,
-            kv_use,
-            age_s,
-            held,
-            total,
-            suspect,
-        ) in zip(slots, terms, strict=True)
     ]
+    told: list[Candidate] = []
+    for slot, (cost_s, ttft_s, wait_s, work_s, ratio, kv_s, kv_use, decoding, age_s, held, total) in zip(
+        slots, zip(*terms, strict=True), strict=True
+    ):
+        hit, p_hit, saved_s = _credit(slot, costs.warm)
+        told.append(
+            Candidate(
+                instance=columns.labels.names[slot],
+                cost_s=cost_s,
+                ttft_s=ttft_s,
+                wait_s=wait_s,
+                work_s=work_s,
+                bias_s=float(biases_s[slot]) if isinstance(biases_s, np.ndarray) else biases_s,
+                margin_s=weights.margin_weight * ratio * (wait_s + work_s),
+                reuse_s=costs.reuse_price * work_s,
+                kv_s=kv_s,
+                decode_s=weights.decode_price_s * decoding,
+                weight_s=0.0 if columns.fixed.surcharge is None else float(columns.fixed.surcharge[slot]) * ttft_s,
+                hit_tokens=hit,
+                uncached_tokens=uncached_tokens(prompt_tokens, hit),
+                p_hit=p_hit,
+                saved_s=saved_s,
+                age_s=_told(age_s),
+                suspect=age_s != age_s or (suspect is not None and bool(suspect[slot])),
+                kv_use=kv_use if held == held and total == total else None,
+                filtered=next((name for name, flags in removed.items() if flags[slot]), "") if removed else "",
+            )
+        )
+    return told
+
+
+def _credit(slot: int, warm: Warm | None) -> tuple[int, float, float]:
+    """Tokens of the hit, its chance and the seconds saved, of one instance."""
+    if warm is None:
+        return 0, 0.0, 0.0
+    at = int(warm.slots.searchsorted(slot))
+    if at == len(warm.slots) or warm.slots[at] != slot:
+        return 0, 0.0, 0.0
+    return int(warm.tokens[at]), float(warm.p_hit[at]), float(warm.saved_s[at])
 
 
 def _placed_on(slot: int, target: Candidate, columns: Columns) -> PlacedOn:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from msgspec import Struct
 
-from tokenfleet.core.columns import AVAILABILITIES, READY, Columns, Flags
+from tokenfleet.core.columns import AVAILABILITIES, Columns, Flags
 from tokenfleet.core.decision import Reason, Request
 from tokenfleet.core.known import known
 from tokenfleet.core.policy import Policy, RequestClass
@@ -125,8 +125,9 @@ def soften(
 def trusted(columns: Columns) -> Flags | None:
     """False for a suspect: agent silent, age unknown, or a load that is no number. It is chosen last. None: all are."""
     if not columns.unsure:
-        return ~columns.suspect if columns.suspect.any() else None
-    return ~(columns.suspect | np.isnan(columns.age_s) | np.isnan(columns.backlog_s))
+        return None if columns.suspect is None else ~columns.suspect
+    sure = ~(np.isnan(columns.age_s) | np.isnan(columns.backlog_s))
+    return sure if columns.suspect is None else sure & ~columns.suspect
 
 
 def refusal_of(excluded: dict[str, int]) -> Reason:
@@ -140,11 +141,13 @@ def _failing(columns: Columns, ask: Ask) -> Iterator[tuple[str, Flags]]:
         yield "model", other
     if ask.digests:  # an instance that tells no revision fails too: a listed one is demanded, not assumed
         yield "revision", columns.labels.not_digests(ask.digests)
-    yield "", _unavailable(columns, ask.last_instance)
-    if columns.barred.any():
-        yield "weight", columns.barred
-    yield "context", _too_long(columns, ask)
-    if columns.probe.any():
+    if columns.fixed.unready is not None:
+        yield "", _unavailable(columns, columns.fixed.unready, ask.last_instance)
+    if columns.fixed.barred is not None:
+        yield "weight", columns.fixed.barred
+    if (too_long := _too_long(columns, ask)) is not None:
+        yield "context", too_long
+    if columns.probe is not None:
         yield "half_open", columns.probe & (columns.queued > 0.0)  # one request at a time until one succeeds
     if (running := columns.classes.get(ask.request_class)) is not None:
         yield "class_full", running >= ask.terms.running_max_per_instance
@@ -152,27 +155,31 @@ def _failing(columns: Columns, ask: Ask) -> Iterator[tuple[str, Flags]]:
     yield "kv_full", columns.kv_room < ask.kv_need_tokens
 
 
-def _unavailable(columns: Columns, last_instance: str) -> Flags:
+def _unavailable(columns: Columns, unready: Flags, last_instance: str) -> Flags:
     """All but the ready; a draining one keeps its session."""
-    fails = columns.availability != READY
     slot = columns.labels.slots.get(last_instance) if last_instance else None
-    if slot is not None and AVAILABILITIES[columns.availability[slot]] == "draining":
-        fails[slot] = False
+    if slot is None or AVAILABILITIES[int(columns.fixed.availability[slot])] != "draining":
+        return unready
+    fails = unready.copy()
+    fails[slot] = False
     return fails
 
 
-def _too_long(columns: Columns, ask: Ask) -> Flags:
+def _too_long(columns: Columns, ask: Ask) -> Flags | None:
     """Longer than the instance's own bound, else the model's; or than its whole KV: it could never be admitted."""
-    fails = columns.kv_total <= ask.prompt_tokens
-    if ask.context_tokens > ask.context_max_tokens:
-        return fails | ~(columns.context_max >= ask.context_tokens)
-    return fails | (columns.context_max < ask.context_tokens)
+    fixed, beyond_model = columns.fixed, ask.context_tokens > ask.context_max_tokens
+    if not beyond_model and ask.context_tokens <= fixed.least_context_max and ask.prompt_tokens < fixed.least_kv_total:
+        return None
+    fails = fixed.kv_total <= ask.prompt_tokens
+    if beyond_model:
+        return fails | ~(fixed.context_max >= ask.context_tokens)
+    return fails | (fixed.context_max < ask.context_tokens)
 
 
 def _pressing(columns: Columns, costs: Costs, ask: Ask) -> Iterator[tuple[str, Flags]]:
     if (sure := trusted(columns)) is not None:
         yield "confidence", ~sure
-    too_full = columns.kv_held + ask.kv_need_tokens > ask.terms.kv_share_max * columns.kv_total  # unknown: false
+    too_full = columns.kv_held + ask.kv_need_tokens > ask.terms.kv_share_max * columns.fixed.kv_total  # unknown: false
     yield "pressure", too_full | (costs.wait_s > ask.terms.backlog_max_s)
     if ask.ttft_max_s is not None:
         yield "slo", costs.ttft_s > ask.ttft_max_s

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from tokenfleet.core.asked import Steps, Turn
-from tokenfleet.core.columns import READY, Columns, Flags, Floats
+from tokenfleet.core.columns import Floats
 from tokenfleet.core.decision import Request
 from tokenfleet.core.policy import LateBindingPolicy, TokenPilotPolicy
 from tokenfleet.core.pool import PoolView
@@ -114,7 +114,8 @@ class Held:
         terms, columns = weights.late, pool.columns
         held = self._waiting.get(pool.model, {})
         overdue = [w for w in held.values() if now_s - w.since_s >= w.request.wait_max_s]
-        backlog_s = np.where(_usable(columns), columns.backlog_s, np.inf)
+        usable = columns.usable() & ~np.isnan(columns.backlog_s)
+        backlog_s = np.where(usable, columns.backlog_s, np.inf)
         if not overdue and not (backlog_s <= terms.backlog_max_s).any():
             return
         first = heapq.nsmallest(terms.planned_max, held.values(), key=lambda w: _rank(w, now_s, terms))
@@ -130,7 +131,7 @@ class Held:
         held_s = self.work_s(pool.model) / max(len(columns), 1)
         mean_s = float(finite_s.mean()) if len(finite_s) else 0.0
         price = min(weights.reuse_max, weights.reuse_base + weights.reuse_slope_per_s * (mean_s + held_s))
-        kv_use = np.nan_to_num((columns.kv_held + prompts) / np.maximum(columns.kv_total, 1.0))
+        kv_use = np.nan_to_num((columns.kv_held + prompts) / np.maximum(columns.fixed.kv_total, 1.0))
         cost_s = (1.0 + price) * work_s + kv_pressure_s(kv_use, weights)
         ahead_s = np.zeros(len(columns))
         for number, waiting in enumerate(planned):
@@ -144,13 +145,6 @@ class Held:
             ahead_s[slot] += work_s[number, slot]
             if number + 1 >= len(overdue) and not (backlog_s + ahead_s <= terms.backlog_max_s).any():
                 return
-
-
-def _usable(columns: Columns) -> Flags:
-    """Ready instances of known backlog without the suspects, unless all are suspect: silence holds nothing back."""
-    ready = (columns.availability == READY) & ~np.isnan(columns.backlog_s)
-    trusted = ready & ~columns.suspect
-    return trusted if trusted.any() else ready
 
 
 def _rank(waiting: Waiting, now_s: float, terms: LateBindingPolicy) -> float:
