@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
 from tests.builders import digest, keys, stored
 from tests.core.fleets import Town, asked
 from tokenfleet.core.records import KvDelta
@@ -57,31 +55,6 @@ def test_an_engine_that_returns_with_another_block_size_is_matched_beside_those_
     assert b.decide(asked("r1")).decision.verdict == "admit"
     views = {view.instance: view.kv_total_tokens for view in b.site.pool("small-chat", b.now_s).instances}
     assert views == {"b-small-0": 8000 * 64, "b-small-1": 8000 * 32}
-
-
-@pytest.mark.parametrize("clear_arrives", [True, False])
-def test_an_instance_that_wiped_its_cache_has_no_credit_even_when_the_clear_is_lost(clear_arrives: bool) -> None:
-    b = Town("b", small=2)
-    warm(b, "b-small-0", [1, 2])
-    for _ in range(6):  # the empty cache of the start is long passed
-        b.now_s += 1.0
-        b.hears_telemetry()
-    assert credit(b, [1, 2]) == {"b-small-0": 512}
-    if clear_arrives:
-        tell(b, stored("b-small-0", [], n=2, model="small-chat", cleared=True))
-    else:
-        b.changes("b-small-0", digest=digest([]))
-        b.hears_telemetry()
-    assert credit(b, [1, 2]) == {}
-
-
-def test_a_block_delivered_twice_is_one_and_goes_with_its_one_removal() -> None:
-    b = Town("b", small=1)
-    for _ in range(2):
-        tell(b, stored("b-small-0", [1], n=1, model="small-chat"))
-    assert credit(b, [1]) == {"b-small-0": 256}
-    tell(b, stored("b-small-0", [], n=2, model="small-chat", removed=keys(1)))
-    assert credit(b, [1]) == {}
 
 
 def test_an_instance_that_is_gone_leaves_no_blocks_behind() -> None:

@@ -349,13 +349,15 @@ async def test_refusing_and_draining_engines_answer_503_and_draining_finishes_it
         ({"prompt": [-1]}, 400),
         ({"prompt": "a", "max_tokens": 0}, 400),
         ({"prompt": ""}, 400),
+        ({"messages": []}, 400),
         ({"prompt": [1] * 250, "max_tokens": 10}, 400),
         ({"prompt": [1] * 300}, 400),
     ],
 )
 async def test_requests_that_cannot_be_served_are_refused_with_a_reason(body: dict[str, Any], status: int) -> None:
     async with engine(kv_blocks=16) as client:
-        answered, error = await client.post("/v1/completions", body)
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        answered, error = await client.post(path, body)
         assert answered == status
         assert error["error"]["message"]
 

@@ -73,24 +73,28 @@ class KvStream:
             keys, self._assembly = self._assembly.keys(), None
             self._start_from(part, keys)
 
-    def verify(self, digest: KvDigest, *, boot: str, now_s: float) -> None:
-        """Compare with what the agent held when the heartbeat left it.
+    def verify(self, digest: KvDigest, *, boot: str, now_s: float) -> bool:
+        """Compare with what the agent held when the heartbeat left it; True when it tells for the first time that all
+        that was cached is gone, by an empty cache or another boot.
 
         Changes and heartbeats travel on different topics, so either may be ahead: a digest that the blocks have
         already passed agrees; one that they don't reach within DOUBT_MAX_S disagrees. An empty cache is believed at
         once, whatever is on its way: credit for what is gone costs more than credit withheld for a moment.
         """
+        gone = self._boot_heard not in ("", boot)
         self._boot_heard = boot
         said = (digest.blocks, digest.xor)
         self._passed.age(now_s)
         if said in self._passed and digest.block_tokens in (0, self.block_tokens):
             self._agree()
         elif digest.blocks == 0 and self.blocks:
+            gone = gone or not self._disagrees
             self._disagrees = True
         elif self._doubt is None:
             self._doubt = _Doubt(said, now_s)
         elif now_s - self._doubt.since_s >= DOUBT_MAX_S:
             self._disagrees = True
+        return gone
 
     def close(self) -> None:
         """Give the blocks up for good."""

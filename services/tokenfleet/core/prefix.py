@@ -48,7 +48,8 @@ class PrefixIndex:
         if (stream := self._streams.get(instance)) is None:
             return "none"
         before = stream.state
-        stream.verify(digest, boot=boot, now_s=now_s)
+        if stream.verify(digest, boot=boot, now_s=now_s):
+            self._expected.clear(stream.slot)
         if stream.state != before:
             self._debit(stream)
             self._credit(instance, stream)
