@@ -18,8 +18,9 @@ import typer
 
 from tokenfleet.client.ask_commands import Gateway, Json, route, schedule, targets_of, whatif
 from tokenfleet.client.export_command import export
+from tokenfleet.client.policy_commands import policy_app
 from tokenfleet.client.replay_command import replay
-from tokenfleet.client.setup_commands import STATE, KafkaOption, State, endpoints, policy_app, topics_app
+from tokenfleet.client.setup_commands import STATE, KafkaOption, State, endpoints, topics_app
 from tokenfleet.core.errors import BadRequestError, NotFoundError, SetupError, TokenFleetError
 from tokenfleet.local.bench.command import bench
 from tokenfleet.sim.commands import sim_app

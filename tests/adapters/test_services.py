@@ -15,7 +15,7 @@ from google.rpc import error_details_pb2
 from tests.adapters.desks import Office, details_of, event, request
 from tokenfleet.adapters.desk import DECISIONS_COUNTED
 from tokenfleet.adapters.policy_file import policy_text
-from tokenfleet.client.operate import refuse_no_newer
+from tokenfleet.client.policies import refuse_no_newer
 from tokenfleet.core.errors import PolicyError
 from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2, outcomes_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 

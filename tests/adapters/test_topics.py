@@ -76,7 +76,7 @@ SOURCES = {
     "decide": ("processes/decide", "adapters/desk"),
     "goodput": ("processes/goodput", "adapters/faust_app"),
     "audit": ("processes/audit",),
-    "operator": ("client/operate",),
+    "operator": ("client/operate", "client/policies"),
 }
 CALL = re.compile(r"\.(follower|lone_worker|shared_worker|listen|send|put)\(\s*([A-Z]+),")
 

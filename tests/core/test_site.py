@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from tests.core.fleets import Town, asked
 from tokenfleet.core.errors import PolicyError
-from tokenfleet.core.records import Histogram, PolicyRevision
+from tokenfleet.core.records import Histogram
+from tokenfleet.core.revisions import PolicyRevision
 from tokenfleet.core.site import Heard
 
 SHIPPED = (files("tokenfleet.core") / "default_policy.toml").read_text()

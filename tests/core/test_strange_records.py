@@ -25,8 +25,10 @@ from tokenfleet.adapters.topics import (
 from tokenfleet.adapters.topics import (
     POLICY as POLICY_TOPIC,
 )
+from tokenfleet.core.canary import judged
 from tokenfleet.core.capacity_writer import TelemetryShard
 from tokenfleet.core.errors import PolicyError
+from tokenfleet.core.goodput.arms import Arms
 from tokenfleet.core.goodput.lessons import Lessons
 from tokenfleet.core.goodput.partition import PartitionGoodput
 from tokenfleet.core.records import DecisionEnvelope, OutcomeEnvelope, SketchChunk, TelemetryEnvelope
@@ -76,6 +78,8 @@ def test_a_shard_of_it_can_be_read(envelopes: list[TelemetryEnvelope]) -> None:
 @given(st.lists(strange(OutcomeEnvelope), min_size=1, max_size=3))
 def test_goodput_and_calibration_of_it_can_be_read(envelopes: list[OutcomeEnvelope]) -> None:
     partition, lessons = PartitionGoodput(POLICY, sources=("b",), published=(), from_s=-math.inf), Lessons()
+    arms = Arms(base=0, canary=1, since_s=-math.inf)
+    partition.count_into(arms)
     for n, envelope in enumerate(envelopes):
         lessons.observe(partition.hear("b", envelope, appended_wall_s=1.8e9 + n, now_s=1000.0 + n), POLICY)
     partition.caught_up("b")
@@ -83,6 +87,7 @@ def test_goodput_and_calibration_of_it_can_be_read(envelopes: list[OutcomeEnvelo
         for partial in partition.partials(site="fleet", partition=0, cluster="k", now_s=now_s):
             decode(GOODPUT, encode(GOODPUT, partial))
     decode(FEEDBACK, encode(FEEDBACK, lessons.feedback(at_wall_s=1.8e9)))
+    judged(arms.of[0], arms.of[1], elapsed_s=1.0, for_s=1.0)
 
 
 def test_a_sketch_that_claims_many_parts_takes_no_memory() -> None:

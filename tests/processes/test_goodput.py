@@ -21,7 +21,8 @@ from tokenfleet.adapters.policy_file import policy_text
 from tokenfleet.adapters.topics import FEEDBACK, GOODPUT, OUTCOMES, POLICY, SUMMARY, partition_of
 from tokenfleet.core.accounts import Feedback
 from tokenfleet.core.goodput.table import SUMMED, GoodputTable
-from tokenfleet.core.records import OutcomeEnvelope, OutcomeEvent, PolicyRevision, PoolSummary, SiteSummary, Vector
+from tokenfleet.core.records import OutcomeEnvelope, OutcomeEvent, PoolSummary, SiteSummary, Vector
+from tokenfleet.core.revisions import PolicyRevision
 
 pytestmark = pytest.mark.integration
 

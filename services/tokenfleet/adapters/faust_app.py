@@ -23,7 +23,7 @@ from tokenfleet.adapters.settings import Common, load_settings
 from tokenfleet.adapters.topics import POLICY, Topic
 from tokenfleet.core.errors import BadRecordError, PolicyError, SetupError
 from tokenfleet.core.policy import Policy
-from tokenfleet.core.records import PolicyRevision
+from tokenfleet.core.revisions import PolicyRecord
 
 S = TypeVar("S", bound=Common)
 Body = Callable[[], Coroutine[Any, Any, None]]
@@ -102,7 +102,7 @@ class Processor(Protocol):
         """Work until cancelled."""
         ...
 
-    def revise(self, revision: PolicyRevision) -> None:
+    def revise(self, heard: PolicyRecord) -> None:
         """Go by this policy from now on, if it is newer than ours and can be used."""
         ...
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from tokenfleet.adapters import topics
 from tokenfleet.adapters.topics import Topic
-from tokenfleet.core import accounts, deadletters, records
+from tokenfleet.core import accounts, deadletters, records, revisions
 from tokenfleet.core.decision import Admission, Candidate, Decision, SiteOption
 
 CLUSTER = "golden-cluster"
@@ -208,7 +208,21 @@ def golden_messages() -> tuple[tuple[Topic[Any], Struct], ...]:
             ),
         ),
         (topics.CONTROL, records.Control(instance="b-small-1", state="draining", by="ops", at_wall_s=WALL_S)),
-        (topics.POLICY, records.PolicyRevision(revision=2, toml="revision = 2\n", sha256="00" * 32)),
+        (topics.POLICY, revisions.PolicyRevision(revision=2, toml="revision = 2\n", sha256="00" * 32)),
+        (
+            topics.POLICY,
+            revisions.CanaryReport(
+                base=revisions.ArmFigures(revision=1, requests=900, ttft_p50_s=0.2),
+                canary=revisions.ArmFigures(
+                    revision=2, requests=100, failed=1, classes={"chat": revisions.ClassShare(met=95, offered=100)}
+                ),
+                elapsed_s=60.0,
+                for_s=600.0,
+                verdict="running",
+                reason="100 requests beside 900, 540 s to go",
+                at_wall_s=WALL_S,
+            ),
+        ),
         (
             topics.GOODPUT,
             accounts.GoodputPartial(

@@ -53,7 +53,7 @@ ROLES: dict[str, Role] = {
         reads_everywhere=frozenset({"summary", "sketch"}),
     ),
     "goodput": Role(
-        writes=frozenset({"goodput", "feedback", "deadletter"}),
+        writes=frozenset({"goodput", "feedback", "policy", "deadletter"}),  # policy: what becomes of a canary
         reads=frozenset({"outcomes", "summary", "policy", "goodput", "feedback"}),
         groups=("tokenfleet-goodput",),  # faust's own
         fleet_wide=True,
@@ -64,7 +64,9 @@ ROLES: dict[str, Role] = {
         groups=("audit",),
         fleet_wide=True,
     ),
-    "operator": Role(writes=frozenset({"control", "policy"}), fleet_wide=True),  # `drain` and `policy apply`
+    "operator": Role(  # `drain` and the `policy` commands
+        writes=frozenset({"control", "policy", "deadletter"}), reads=frozenset({"policy"}), fleet_wide=True
+    ),
 }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenfleet.core.errors import PolicyError
 from tokenfleet.core.policy import Policy, newer_policy, parse_policy, policy_hash
-from tokenfleet.core.records import PolicyRevision
+from tokenfleet.core.revisions import PolicyRecord, PolicyRevision
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +32,15 @@ def policy_text(path: str = "") -> str:
         raise PolicyError(f"policy file {path}: not UTF-8 at byte {error.start}") from error
 
 
-def revised(policy: Policy, revision: PolicyRevision) -> Policy:
-    """The policy in force once `revision` is heard: its own if it is newer and can be used, which the log says."""
+def revised(policy: Policy, heard: PolicyRecord) -> Policy:
+    """The policy in force once `heard` is: its own if it is newer and can be used, which the log says.
+
+    A canary is not in force, and a report on one changes nothing.
+    """
+    if not isinstance(heard, PolicyRevision) or heard.is_canary:
+        return policy
     try:
-        return newer_policy(policy, revision=revision.revision, toml=revision.toml) or policy
+        return newer_policy(policy, revision=heard.revision, toml=heard.toml) or policy
     except PolicyError as error:
-        log.error("policy revision %d is not used: %s", revision.revision, error)
+        log.error("policy revision %d is not used: %s", heard.revision, error)
         return policy

@@ -11,7 +11,7 @@ import xxhash
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tokenfleet.core import accounts, deadletters, records
+from tokenfleet.core import accounts, deadletters, records, revisions
 from tokenfleet.core.errors import SetupError
 
 M_co = TypeVar("M_co", bound=Struct, covariant=True)
@@ -134,14 +134,14 @@ CONTROL = Topic[records.Control](
     compacted=True,
     description="An operator's word on an instance: draining, quarantined, weight.",
 )
-POLICY = Topic[records.PolicyRevision](
+POLICY = Topic[revisions.PolicyRecord](
     name="policy",
-    messages=(records.PolicyRevision,),
+    messages=(revisions.PolicyRevision, revisions.CanaryReport),
     partition_by="topic",
     retention_s=DAY_S,
     compacted=True,
     per_site=False,
-    description="Policy files under their revision; the greatest is in force.",
+    description="Policy files under their revision, the greatest is in force; canaries and their judge's reports.",
 )
 GOODPUT = Topic[accounts.GoodputPartial](
     name="goodput",

@@ -2,15 +2,13 @@
 
 import getpass
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from tokenfleet.adapters.clock import wall_s
 from tokenfleet.adapters.kafka import Kafka
-from tokenfleet.adapters.policy_file import load_policy, policy_text
-from tokenfleet.adapters.topics import CONTROL, POLICY
+from tokenfleet.adapters.topics import CONTROL
 from tokenfleet.client import calls
-from tokenfleet.core.errors import NotFoundError, PolicyError
-from tokenfleet.core.records import Control, PolicyRevision
+from tokenfleet.core.errors import NotFoundError
+from tokenfleet.core.records import Control
 
 
 async def site_of(instance: str, gateways: Mapping[str, Sequence[str]]) -> str:
@@ -48,26 +46,3 @@ async def drain_instance(bootstrap: str, site: str, instance: str, *, undo: bool
     )
     async with Kafka(bootstrap, client_id="tokenfleet-cli", wait_max_s=10.0) as kafka:
         await kafka.send(CONTROL, site, [word], key=instance)
-
-
-async def refuse_no_newer(file: Path, gateways: Mapping[str, Sequence[str]]) -> None:
-    """Raises PolicyError when the policy in `file` would not come into force."""
-    policy, _ = load_policy(str(file))
-    in_force = (await calls.sites(next(iter(gateways.values())))).policy_revision
-    if policy.revision <= in_force:
-        raise PolicyError(f"{file}: revision {policy.revision} is not above {in_force}, which is in force; raise it")
-
-
-async def publish_policy(bootstrap: str, file: Path) -> int:
-    """Checks the policy in `file` and publishes it; its revision. Raises PolicyError."""
-    policy, digest = load_policy(str(file))
-    revision = PolicyRevision(
-        revision=policy.revision,
-        toml=policy_text(str(file)),
-        sha256=digest,
-        by=getpass.getuser(),
-        at_wall_s=wall_s(),
-    )
-    async with Kafka(bootstrap, client_id="tokenfleet-cli", wait_max_s=10.0) as kafka:
-        await kafka.send(POLICY, "", [revision], key="policy")
-    return policy.revision

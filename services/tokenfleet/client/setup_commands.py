@@ -1,4 +1,4 @@
-"""Setup commands: topics and policy on the command line, and where the other commands find a running fleet."""
+"""Setup commands: topics on the command line, and where the other commands find a running fleet."""
 
 import asyncio
 from pathlib import Path
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from tokenfleet.adapters.endpoints import Endpoints
 
 topics_app = typer.Typer(no_args_is_help=True, help="The Kafka topics that everything travels on.")
-policy_app = typer.Typer(no_args_is_help=True, help="The policy: classes, tenants, models, sites, weights.")
 
 State = Annotated[Path, typer.Option(help="State folder of the fleet that `up` started here.")]
 KafkaOption = Annotated[str, typer.Option(help="HOST:PORT of Kafka. Default: the running fleet's.")]
@@ -48,37 +47,6 @@ def topics_apply(
             typer.echo(f"          {topic.problem}; {topic.remedy}", err=True)
     if any(topic.state == "wrong" for topic in applied):
         raise typer.Exit(1)
-
-
-@policy_app.command("check")
-def policy_check(file: Path) -> None:
-    """Say what is wrong with a policy file, as a replica would read it."""
-    from tokenfleet.adapters.policy_file import load_policy
-
-    policy, digest = load_policy(str(file))
-    typer.echo(f"revision {policy.revision} is good: {', '.join(policy.classes)}; sha256 {digest}")
-
-
-@policy_app.command("show")
-def policy_show() -> None:
-    """Print the shipped policy, to start one's own from."""
-    from tokenfleet.adapters.policy_file import policy_text
-
-    typer.echo(policy_text(), nl=False)
-
-
-@policy_app.command("apply")
-def policy_apply(file: Path, kafka: KafkaOption = "", state_dir: State = STATE) -> None:
-    """Put a policy file into force everywhere.
-
-    Its revision must be greater than the one in force.
-    """
-    from tokenfleet.client.operate import publish_policy, refuse_no_newer
-
-    if not kafka:
-        asyncio.run(refuse_no_newer(file, endpoints(state_dir).gateways))
-    revision = asyncio.run(publish_policy(kafka or endpoints(state_dir).kafka, file))
-    typer.echo(f"policy revision {revision} is published")
 
 
 def endpoints(state_dir: Path) -> "Endpoints":

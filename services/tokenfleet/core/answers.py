@@ -20,7 +20,7 @@ from tokenfleet.core.tokenpilot.routing import Routing
 def elsewhere(site: Site, asked: Asked, sent: Dispatch) -> Decided:
     """A redirect to the site that FleetMind chose; there TokenPilot picks."""
     if asked.charge.refused:
-        wait_s = retry_after_s(asked.charge.retry_after_s or 0.0, site.policy, asked.rng)
+        wait_s = retry_after_s(asked.charge.retry_after_s or 0.0, asked.policy, asked.rng)
         return refused_for(site, asked, "quota", asked.charge.refused, dispatch=sent, retry_after_s=wait_s)
     if sent.send is not None and not asked.request.dry_run:
         site.sends.sent(sent.send)
@@ -35,7 +35,7 @@ def elsewhere(site: Site, asked: Asked, sent: Dispatch) -> Decided:
         sites=sent.options,
         hit_tokens=option.hit_tokens,
         predicted_ttft_s=option.ttft_s,
-        mode="stale" if sent.stale else _mode(site, age_s),
+        mode="stale" if sent.stale else _mode(asked, age_s),
         age_s=age_s,
         sentence=sent.sentence,
         admission=_evidence(asked),
@@ -55,7 +55,7 @@ def ruled_out(site: Site, asked: Asked, ruling: Ruling, sent: Dispatch | None) -
         detail=ruling.detail,
         sentence=f"{ruling.verdict} ({ruling.reason}): {ruling.detail}",
         considered=len(asked.pool),
-        mode=_mode(site, asked.pool.age_s),
+        mode=_mode(asked, asked.pool.age_s),
         age_s=asked.pool.age_s,
     )
     return Decided(decision=decision, outcome=_rejected(site, asked, decision))
@@ -83,7 +83,7 @@ def refused_for(
         detail=detail,
         sentence=f"reject ({reason}): {detail}",
         considered=len(asked.pool),
-        mode=_mode(site, age_s) if dispatch else "fresh",
+        mode=_mode(asked, age_s) if dispatch else "fresh",
         age_s=age_s,
     )
     return Decided(decision=decision, outcome=_rejected(site, asked, decision))
@@ -116,7 +116,7 @@ def stays(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | None
         admission=ruling.admission if ruling else _evidence(asked),
         sentence=sentence,
         considered=len(asked.pool),
-        mode=_mode(site, asked.pool.age_s),
+        mode=_mode(asked, asked.pool.age_s),
         age_s=asked.pool.age_s,
     )
     return Decided(decision=decision)
@@ -132,12 +132,12 @@ def waits(asked: Asked, here: Decided) -> Decided:
 
 def routed(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | None) -> Decided:
     request = asked.request
-    terms = site.policy.site(site.name)
+    terms = asked.policy.site(site.name)
     network_s = 0.0 if request.origin == site.name else terms.rtt_s.get(request.origin, terms.rtt_default_s)
     routing = choose(
         request,
         asked.pool,
-        site.policy,
+        asked.policy,
         request_class=asked.classified.request_class,
         output_q50=asked.output_q50,
         output_q90=asked.output_q90,
@@ -150,7 +150,7 @@ def routed(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | Non
     admission = ruling.admission if ruling else _evidence(asked)
     if routing.reason == "all_busy":
         least_s = asked.pool.columns.least_backlog_s
-        admission = replace(admission, retry_after_s=retry_after_s(least_s, site.policy, asked.rng))
+        admission = replace(admission, retry_after_s=retry_after_s(least_s, asked.policy, asked.rng))
     head = f"{sent.sentence}; " if sent and len(sent.options) > 1 else ""
     decision = _decision(
         site,
@@ -172,7 +172,7 @@ def routed(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | Non
         admission=admission,
         detail=routing.detail,
         sentence=head + routing.sentence,
-        mode="stale" if routing.suspect_only else _mode(site, asked.pool.age_s),
+        mode="stale" if routing.suspect_only else _mode(asked, asked.pool.age_s),
         age_s=asked.pool.age_s,
     )
     if routing.reason:
@@ -197,6 +197,7 @@ def _placement(site: Site, asked: Asked, routing: Routing) -> PlacementEvent:
         tenant=request.tenant,
         predicted_ttft_s=routing.predicted_ttft_s,
         placed=routing.placed,
+        policy_revision=asked.policy.revision,
     )
     return PlacementEvent(
         kind="placed",
@@ -221,8 +222,8 @@ def _decision(
     **evidence: Any,
 ) -> Decision:
     request = asked.request
-    products = site.policy.products
-    terms = site.policy.classes[asked.classified.request_class]
+    products = asked.policy.products
+    terms = asked.policy.classes[asked.classified.request_class]
     evidence["admission"] = replace(
         evidence["admission"],
         ttft_max_s=terms.ttft_max_s(request.prompt_tokens),
@@ -249,10 +250,10 @@ def _decision(
         session=request.session,
         sentence=sentence,
         replica=f"{site.name}/{site.replica}",
-        policy_revision=site.policy.revision,
+        policy_revision=asked.policy.revision,
         calibration_revision=site.calibration_revision,
         products=tuple(name for name in products.__struct_fields__ if getattr(products, name)),
-        tables=site.versions(),
+        tables=site.versions(asked.policy_hash),
         at_wall_s=asked.ids.now_wall_s,
         dry_run=request.dry_run,
         **evidence,
@@ -278,6 +279,7 @@ def _rejected(site: Site, asked: Asked, decision: Decision) -> OutcomeEvent | No
         at_wall_s=asked.ids.now_wall_s,
         elapsed_s=request.elapsed_s,
         stop=decision.reason,
+        policy_revision=decision.policy_revision,
     )
 
 
@@ -290,5 +292,5 @@ def _evidence(asked: Asked) -> Admission:
     )
 
 
-def _mode(site: Site, age_s: float | None) -> Mode:
-    return "fresh" if age_s is not None and age_s <= site.policy.liveness.fresh_max_s else "stale"
+def _mode(asked: Asked, age_s: float | None) -> Mode:
+    return "fresh" if age_s is not None and age_s <= asked.policy.liveness.fresh_max_s else "stale"

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from tokenfleet.core.columns import Floats
 from tokenfleet.core.decision import Decision, Request
+from tokenfleet.core.policy import Policy
 from tokenfleet.core.pool import PoolView
 from tokenfleet.core.records import OutcomeEvent, PlacementEvent
 from tokenfleet.core.slomax.classify import Classification
@@ -52,9 +53,14 @@ class Decided(Struct, frozen=True, kw_only=True):
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """One request with all that is looked up once; `turn` is set when it was held and may go now."""
+    """One request with all that is looked up once; `turn` is set when it was held and may go now.
+
+    `policy`, with its `policy_hash`, is the one that decides throughout: in force, or a canary.
+    """
 
     request: Request
+    policy: Policy
+    policy_hash: str
     steps: Steps
     ids: Ids
     pool: PoolView

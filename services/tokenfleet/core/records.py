@@ -203,7 +203,7 @@ class Entry(Struct, frozen=True, kw_only=True):
 
     `work_s` is the predicted stand-alone prefill time, `uncached_tokens` its tokens, `kv_tokens` what the
     request will hold in KV (prompt + estimated output). `age_s` is the time since the placement when sent.
-    `placed` is what the decision believed, for whichever replica hears of the outcome.
+    `placed` is what the decision believed, for whichever replica hears of the outcome; `policy_revision` made it.
     """
 
     decision: Name
@@ -220,6 +220,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     tenant: str = ""
     predicted_ttft_s: Seconds | None = None
     placed: PlacedOn | None = None
+    policy_revision: Count = 0
 
 
 class PlacementEvent(Struct, frozen=True, kw_only=True):
@@ -271,6 +272,7 @@ class OutcomeEvent(Struct, frozen=True, kw_only=True):
     `at_wall_s` is the reporter's wall clock. `kind=rejected` is written by `decide` for a REJECT verdict.
     `clock_s` is the monotonic time of the event on the clock that `clock` names (one life of one reporter): times of
     one clock may be subtracted, never those of two. `placed` is what the decision believed of its target.
+    `policy_revision` is that of the decision, 0 when unknown.
     """
 
     request: Name
@@ -297,6 +299,7 @@ class OutcomeEvent(Struct, frozen=True, kw_only=True):
     clock: str = ""
     clock_s: Seconds | None = None
     placed: PlacedOn | None = None
+    policy_revision: Count = 0
 
 
 class OutcomeEnvelope(Struct, frozen=True, kw_only=True, tag="outcomes"):
@@ -383,16 +386,6 @@ class Control(Struct, frozen=True, kw_only=True, tag="control"):
     weight: Annotated[float, Meta(ge=0.0, le=10.0)] = 1.0
     by: str = ""
     reason: str = ""
-    at_wall_s: float = 0.0
-
-
-class PolicyRevision(Struct, frozen=True, kw_only=True, tag="policy"):
-    """A whole policy file under one number; the greatest number is in force."""
-
-    revision: Count
-    toml: str
-    sha256: str
-    by: str = ""
     at_wall_s: float = 0.0
 
 

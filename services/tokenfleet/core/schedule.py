@@ -16,6 +16,7 @@ from tokenfleet.core.decision import Candidate, Reason, Request
 from tokenfleet.core.errors import BadRequestError
 from tokenfleet.core.fleetmind.dispatch import Dispatch, dispatch
 from tokenfleet.core.fleetmind.residency import residency_refusal
+from tokenfleet.core.policy import Policy
 from tokenfleet.core.records import SiteSummary
 from tokenfleet.core.site import Site, pool_name
 from tokenfleet.core.slomax.admit import Ruling, admit, barred
@@ -62,7 +63,7 @@ def released(site: Site, now_s: float, next_ids: Callable[[], Ids]) -> Iterator[
 
 
 def _asked(site: Site, request: Request, steps: Steps, ids: Ids, now_s: float, turn: Turn | None) -> Asked:
-    policy = site.policy
+    policy, policy_hash = site.rules(request.id, now_s)
     model = policy.model(request.model)
     policy.site(request.origin)
     if request.hop == 0 and request.origin != site.name:
@@ -77,31 +78,33 @@ def _asked(site: Site, request: Request, steps: Steps, ids: Ids, now_s: float, t
         prompt_tokens=request.prompt_tokens,
         budget_tokens=request.max_tokens,
     )
-    pool = site.pool(request.model, now_s, request)
+    pool = site.pool(request.model, now_s, request, policy=policy)
     classified = classify(request, pool, policy, output_q90_tokens=q90)
     return Asked(
         request=request,
+        policy=policy,
+        policy_hash=policy_hash,
         steps=steps,
         ids=ids,
         pool=pool,
         classified=classified,
         output_q50=q50,
         output_q90=q90,
-        charge=_charge(site, request, steps, now_s),  # last: a request that can't be asked costs nothing
+        charge=_charge(site, policy, request, steps, now_s),  # last: a request that can't be asked costs nothing
         now_s=now_s,
         rng=Random(f"{request.id}/{request.attempt}/{request.hop}"),
         turn=turn,
     )
 
 
-def _charge(site: Site, request: Request, steps: Steps, now_s: float) -> Charge:
+def _charge(site: Site, policy: Policy, request: Request, steps: Steps, now_s: float) -> Charge:
     """What the request takes from its tenant's quota: once a logical request, at its origin."""
-    policy, tenant = site.policy, site.policy.tenant(request.tenant)
+    tenant = policy.tenant(request.tenant)
     entry = tenant_entry(request.tenant, tenants=policy.tenants, default_tenant=policy.default_tenant)
     asked_here = steps.admission and request.hop == 0 and policy.products.slomax
     if not asked_here or site.repeats.was_charged(request):
         return Charge(tenant=entry)
-    running = site.running_of(entry) if tenant.running_max else 0
+    running = site.running_of(entry, policy) if tenant.running_max else 0
     return site.quotas.charge(entry, tenant, running=running, now_s=now_s)
 
 
@@ -131,10 +134,10 @@ def _answer(site: Site, asked: Asked) -> Decided:
 
 def _waits(site: Site, asked: Asked, chosen: Candidate) -> bool:
     """Whether the request is held, now or still: its gateway can, its instance is not open, or another goes first."""
-    request, terms, turn = asked.request, site.policy.tokenpilot.late, asked.turn
+    request, terms, turn = asked.request, asked.policy.tokenpilot.late, asked.turn
     if turn is not None:
         return not turn.overdue and chosen.wait_s > terms.backlog_max_s
-    if request.wait_max_s <= 0.0 or not site.policy.products.tokenpilot or site.held.off(terms, asked.now_s):
+    if request.wait_max_s <= 0.0 or not asked.policy.products.tokenpilot or site.held.off(terms, asked.now_s):
         return False
     pool = asked.pool
     hits = np.zeros(len(pool)) if pool.columns.hits is None else pool.columns.hits
@@ -158,7 +161,7 @@ def _waits(site: Site, asked: Asked, chosen: Candidate) -> bool:
 
 def _rights(site: Site, asked: Asked) -> tuple[Reason, str] | None:
     """Why the request may not run whatever the load: class, model, and this site where it is not FleetMind's to ask."""
-    request, steps, policy = asked.request, asked.steps, site.policy
+    request, steps, policy = asked.request, asked.steps, asked.policy
     if (steps.admission or steps.routing) and (refused := barred(request, asked.classified, policy)):
         return "filtered_by_policy", refused
     if steps.dispatch and not request.hop:
@@ -173,7 +176,7 @@ def _dispatched(site: Site, asked: Asked, *, without: tuple[str, ...]) -> Dispat
         request,
         asked.classified.request_class,
         _peers(site, asked),
-        site.policy,
+        asked.policy,
         site.sends,
         home=site.name,
         output_q50=asked.output_q50,
@@ -195,10 +198,10 @@ def _peers(site: Site, asked: Asked) -> list[PeerView]:
             block_tokens=request.block_tokens,
             now_s=asked.now_s,
         )
-        for name in site.policy.sites
+        for name in asked.policy.sites
         if name != site.name
     ]
-    price_per_hour = site.policy.site(site.name).price_per_instance_hour
+    price_per_hour = asked.policy.site(site.name).price_per_instance_hour
     own = SiteSummary(
         site=site.name,
         cluster="",
@@ -226,7 +229,7 @@ def _ruled(site: Site, asked: Asked) -> Ruling:
         asked.request,
         asked.classified,
         asked.pool,
-        site.policy,
+        asked.policy,
         charge=asked.charge,
         output_q50_tokens=asked.output_q50,
         output_q90_tokens=asked.output_q90,

@@ -35,11 +35,11 @@ from tokenfleet.core.records import (
     OutcomeEvent,
     PlacementEnvelope,
     PlacementEvent,
-    PolicyRevision,
     SiteSummary,
     SketchChunk,
 )
 from tokenfleet.core.repeats import Repeats
+from tokenfleet.core.revisions import CanaryReport, PolicyRecord, PolicyRevision, Trial, check_covers, trial_of
 from tokenfleet.core.slomax.quota import Quotas, tenant_entry
 from tokenfleet.core.tokenpilot.held import Held
 
@@ -49,7 +49,7 @@ Fact = (
     | KvSnapshot
     | PlacementEnvelope
     | Control
-    | PolicyRevision
+    | PolicyRecord
     | Feedback
     | SiteSummary
     | SketchChunk
@@ -59,12 +59,16 @@ SESSIONS_MAX = 100_000  # conversations remembered, about 30 MB; the one unheard
 
 
 class Heard(Struct, frozen=True, kw_only=True):
-    """Where and how a fact was heard: its place in the log, and whether it was read live or while catching up."""
+    """Where and how a fact was heard: its place in the log, and whether it was read live or while catching up.
+
+    `age_s` is the time since the log took it; only for what ends by itself (a canary), and 0 when read live.
+    """
 
     partition: int = 0
     offset: int = 0
     now_s: float
     live: bool = True
+    age_s: float = 0.0
 
 
 class Site:
@@ -75,6 +79,7 @@ class Site:
         self.replica = replica
         self.policy = policy
         self.policy_hash = policy_hash
+        self.trial: Trial | None = None
         self.capacity = CapacityTable()
         self.prefix = PrefixIndex()
         self.ledger = Ledger(silent_max_s=policy.ledger.silent_max_s)
@@ -121,16 +126,28 @@ class Site:
             case Feedback():
                 self._heard_feedback(fact)
             case PolicyRevision():
-                self._heard_policy(fact)
+                self._heard_policy(fact, how)
+            case CanaryReport():
+                pass  # for people
 
-    def pool(self, model: str, now_s: float, request: Request | None = None) -> PoolView:
+    def rules(self, request: str, now_s: float) -> tuple[Policy, str]:
+        """The policy that decides the logical request, and its hash: the one in force, or the canary if there is one
+        and the request falls to it."""
+        if (trial := self.trial) is not None and trial.takes(request, now_s):
+            return trial.policy, trial.policy_hash
+        return self.policy, self.policy_hash
+
+    def pool(
+        self, model: str, now_s: float, request: Request | None = None, *, policy: Policy | None = None
+    ) -> PoolView:
         """All instances of `model` at this site; with the prefix credit of `request` when given.
 
-        Raises UnknownModelError for a model that the policy lacks.
+        Under `policy`, by default the one in force. Raises UnknownModelError for a model that it lacks.
         """
-        terms = self.policy.model(model)
+        policy = policy or self.policy
+        terms = policy.model(model)
         name = pool_name(model, self.name)
-        calibration = self._calibrations.get(name) or self._prior(name, model)
+        calibration = self._calibrations.get(name) or _prior(name, model, policy)
         return PoolView(
             site=self.name,
             pool=name,
@@ -163,10 +180,10 @@ class Site:
         self.sends.kept_s = policy.fleetmind.sends_kept_s
         self.quotas.retain(frozenset(policy.tenants))
         self.peers.retain(frozenset(policy.sites))
+        self._keep_trial()
 
-    def running_of(self, entry: str) -> int:
-        """Unfinished placements here of all callers that the policy's tenant `entry` binds."""
-        policy = self.policy
+    def running_of(self, entry: str, policy: Policy) -> int:
+        """Unfinished placements here of all callers that the tenant `entry` of `policy` binds."""
         running = self.ledger.running_by_tenant()
         return sum(
             count
@@ -199,7 +216,12 @@ class Site:
         """Takes in how a request goes: the event with what was believed, and the ledger's change."""
         entry = self.ledger.entry(event.decision, now_s)
         if entry is not None:
-            event = replace(event, placed=entry.placed, predicted_ttft_s=entry.predicted_ttft_s)
+            event = replace(
+                event,
+                placed=entry.placed,
+                predicted_ttft_s=entry.predicted_ttft_s,
+                policy_revision=entry.policy_revision,
+            )
             if event.kind == "first_token" and event.attempt_s > 0.0:
                 self.held.heard_first_token(entry.age_s - event.attempt_s)
             elif event.kind == "finished":
@@ -215,11 +237,11 @@ class Site:
         """Tells that a partition of `placements` is, or is not, being read at its end."""
         self.ledger.advance(partition, now_s, live=live)
 
-    def versions(self) -> dict[str, str]:
-        """The versions of the tables that a decision is made on."""
+    def versions(self, policy_hash: str = "") -> dict[str, str]:
+        """The versions of the tables that a decision is made on, under the policy of that hash or the one in force."""
         shards = self.capacity.orders()
         named = {f"capacity.{shard}": f"{epoch}:{n}" for shard, (_, epoch, n) in shards.items()}
-        return named | {"policy": self.policy_hash[:12], "calibration": str(self.calibration_revision)}
+        return named | {"policy": (policy_hash or self.policy_hash)[:12], "calibration": str(self.calibration_revision)}
 
     def _heard_capacity(self, shard: CapacityShard, how: Heard) -> None:
         before = {row.beat.instance: self.capacity.row(row.beat.instance) for row in shard.rows}
@@ -247,15 +269,25 @@ class Site:
         self._calibrations = {pool.pool: pool for pool in feedback.pools}
         self.outputs = OutputTable(feedback.outputs)
 
-    def _heard_policy(self, heard: PolicyRevision) -> None:
+    def _heard_policy(self, heard: PolicyRevision, how: Heard) -> None:
+        if heard.is_canary:
+            if self.trial is None or heard.revision > self.trial.policy.revision:
+                trial = trial_of(heard, self.policy, now_s=how.now_s, age_s=how.age_s)
+                self.trial = trial or self.trial
+            return
         if (policy := newer_policy(self.policy, revision=heard.revision, toml=heard.toml)) is not None:
             self.adopt(policy, heard.sha256)
 
-    def _prior(self, name: str, model: str) -> PoolCalibration:
-        factor = self.policy.tokenpilot.unlearned_factor
-        return PoolCalibration(
-            pool=name, model=model, coefficients=prior_coefficients(self.policy.model(model), factor=factor)
-        )
+    def _keep_trial(self) -> None:
+        """A canary outlives a change of what is in force only if it is newer and still serves all requests."""
+        if (trial := self.trial) is None:
+            return
+        try:
+            check_covers(trial.policy, self.policy)
+        except PolicyError:
+            self.trial = None
+        else:
+            self.trial = trial if trial.policy.revision > self.policy.revision else None
 
     def _placement_change(self, event: OutcomeEvent, entry: Entry | None, instance: str) -> PlacementEvent | None:
         if not event.decision:
@@ -284,6 +316,11 @@ class Site:
         self._sessions.move_to_end(session)
         if len(self._sessions) > SESSIONS_MAX:
             self._sessions.popitem(last=False)
+
+
+def _prior(name: str, model: str, policy: Policy) -> PoolCalibration:
+    factor = policy.tokenpilot.unlearned_factor
+    return PoolCalibration(pool=name, model=model, coefficients=prior_coefficients(policy.model(model), factor=factor))
 
 
 def pool_name(model: str, site: str) -> str:

@@ -21,7 +21,7 @@ from tokenfleet.adapters.status import Status
 from tokenfleet.adapters.topics import POLICY
 from tokenfleet.core.errors import SetupError
 from tokenfleet.core.policy import Policy
-from tokenfleet.core.records import PolicyRevision
+from tokenfleet.core.revisions import PolicyRecord
 
 
 class Capacity:
@@ -37,9 +37,9 @@ class Capacity:
         self._settings = settings
         self._policy = policy
 
-    def revise(self, revision: PolicyRevision) -> None:
+    def revise(self, heard: PolicyRecord) -> None:
         """Go by this policy from now on, if it is newer than ours and can be used."""
-        self._policy = revised(self._policy, revision)
+        self._policy = revised(self._policy, heard)
 
     async def run(self) -> None:
         settings = self._settings

@@ -18,24 +18,27 @@ from tokenfleet.adapters.kafka import Kafka
 from tokenfleet.adapters.kafka_follower import Follower
 from tokenfleet.adapters.kafka_link import KafkaAwayError
 from tokenfleet.adapters.kafka_reading import BEGINNING, LAST, Record, ago
-from tokenfleet.adapters.policy_file import revised
+from tokenfleet.adapters.policy_file import policy_text
 from tokenfleet.adapters.running import watched
 from tokenfleet.adapters.settings import GoodputSettings
 from tokenfleet.adapters.status import Status
 from tokenfleet.adapters.topics import FEEDBACK, GOODPUT, OUTCOMES, POLICY, SUMMARY
 from tokenfleet.core.accounts import Feedback, GoodputPartial, GoodputRow
-from tokenfleet.core.errors import SetupError
+from tokenfleet.core.errors import BadRecordError, PolicyError, SetupError
 from tokenfleet.core.goodput.cost import PoolCost
 from tokenfleet.core.goodput.event_time import OFFSET_WINDOW_S
 from tokenfleet.core.goodput.lessons import Lessons
 from tokenfleet.core.goodput.partition import PartitionGoodput
 from tokenfleet.core.goodput.table import GoodputTable
+from tokenfleet.core.goodput.trial import Judge
 from tokenfleet.core.policy import GoodputPolicy, Policy
-from tokenfleet.core.records import OutcomeEnvelope, PolicyRevision, SiteSummary
+from tokenfleet.core.records import OutcomeEnvelope, SiteSummary
+from tokenfleet.core.revisions import FILE_KEY, REPORT_KEY, PolicyRecord
 
 PUBLISH_EVERY_S = 1.0
 FEEDBACK_FIRST_S = 60.0  # so long decisions get a revision with each publication: the priors are wrong at first
 FEEDBACK_EVERY_S = 5.0
+REPORT_EVERY_S = 5.0
 WRITER = "fleet"  # the `site` of our partials: one worker adds up all sites
 KEY = "fleet"
 
@@ -51,18 +54,16 @@ class Goodput:
 
     def __init__(self, settings: GoodputSettings, policy: Policy) -> None:
         self._settings = settings
-        self._policy = policy
+        self._judge = Judge(policy, policy_text(settings.policy))
         self._partitions: list[PartitionGoodput] = []
         self._cost = PoolCost(policy.goodput.windows_s)
         self._lessons = Lessons()
         self._unsent: list[GoodputPartial] = []
         self._watermark_s: float | None = None
 
-    def revise(self, revision: PolicyRevision) -> None:
-        """Judge by this policy from now on, if it is newer than ours and can be used."""
-        self._policy = revised(self._policy, revision)
-        for partition in self._partitions:
-            partition.policy = self._policy
+    def revise(self, heard: PolicyRecord) -> None:
+        """Our own follower hears it too, with its time."""
+        del heard
 
     async def run(self) -> None:
         settings = self._settings
@@ -80,13 +81,16 @@ class Goodput:
                     watched(tasks, reader.run(), name=f"follow {reader.name}")
                 watched(tasks, self._publisher(kafka), name="publish")
                 watched(tasks, self._teacher(kafka), name="teach")
+                policies = kafka.follower(POLICY, "", self._hear_policy, start=BEGINNING)
+                watched(tasks, policies.run(), name=f"follow {policies.name}")
+                watched(tasks, self._judging(kafka), name="judge")
 
     async def _outcome_readers(self, kafka: Kafka) -> list[Follower[OutcomeEnvelope]]:
         """Take up what earlier lives published, and begin the outcomes where it can still change."""
         table = GoodputTable()
         replay_s = _replay_s(self._policy.goodput)
         for before in (
-            kafka.follower(POLICY, "", lambda record: self.revise(record.message), start=BEGINNING),
+            kafka.follower(POLICY, "", self._hear_policy, start=BEGINNING),
             kafka.follower(GOODPUT, "", lambda record: table.hear(record.message), start=ago(replay_s)),
             kafka.follower(FEEDBACK, "", self._take_revision, start=LAST),
         ):
@@ -121,7 +125,9 @@ class Goodput:
 
     def _partition(self, published: tuple[GoodputRow, ...], reached_s: float | None) -> PartitionGoodput:
         from_s = -math.inf if reached_s is None else reached_s - _replay_s(self._policy.goodput) + OFFSET_WINDOW_S
-        return PartitionGoodput(self._policy, sources=self._settings.sites, published=published, from_s=from_s)
+        partition = PartitionGoodput(self._policy, sources=self._settings.sites, published=published, from_s=from_s)
+        partition.count_into(self._judge.arms)
+        return partition
 
     def _caught_up(self, site: str) -> Callable[[], None]:
         def caught_up() -> None:
@@ -139,6 +145,21 @@ class Goodput:
         )
         EVENTS.inc(len(new))
         self._lessons.observe(new, self._policy)
+
+    def _hear_policy(self, record: Record[PolicyRecord]) -> None:
+        """Go by this policy, or count this trial, from now on, if it is newer than ours and can be used."""
+        try:
+            self._take_policy(record.message, record.appended_wall_s)
+        except PolicyError as error:
+            raise BadRecordError(str(error)) from error
+
+    def _take_policy(self, record: PolicyRecord, at_s: float) -> None:
+        arms = self._judge.arms
+        self._judge.hear(record, at_s=at_s)
+        for partition in self._partitions:
+            partition.policy = self._policy
+            if self._judge.arms is not arms:
+                partition.count_into(self._judge.arms)
 
     def _hear_summary(self, record: Record[SiteSummary]) -> None:
         site = self._policy.sites.get(record.message.site)
@@ -189,6 +210,33 @@ class Goodput:
                 await kafka.send(FEEDBACK, "", [self._lessons.feedback(at_wall_s=wall_s())], key=KEY)
             except KafkaAwayError as error:
                 logger.warning("a calibration revision was not published: %s", error)
+
+    async def _judging(self, kafka: Kafka) -> None:
+        """Publishes how a trial stands and, once it is decided, the revision that ends it."""
+        told_s = -math.inf
+        while True:
+            await asyncio.sleep(PUBLISH_EVERY_S)
+            if self._watermark_s is None:
+                continue
+            try:
+                standing = self._judge.due(complete_s=self._watermark_s, at_wall_s=wall_s())
+                if standing is None:
+                    continue
+                report, end = standing
+                if end is not None:  # goes first: a verdict is told when it is in force
+                    await kafka.send(POLICY, "", [end], key=FILE_KEY)
+                    self._take_policy(end, wall_s())
+                elif monotonic_s() - told_s < REPORT_EVERY_S:
+                    continue
+                await kafka.send(POLICY, "", [report], key=REPORT_KEY)
+                told_s = monotonic_s()
+            except (KafkaAwayError, PolicyError) as error:
+                logger.warning("a canary goes on unjudged, and ends by itself: %s", error)
+
+    @property
+    def _policy(self) -> Policy:
+        """The policy in force."""
+        return self._judge.policy
 
     def _watermark_part(self) -> tuple[bool, str]:
         if self._watermark_s is None:

@@ -20,7 +20,7 @@ class Execution(Struct, frozen=True, kw_only=True):
 
     `at_s` is event time (Unix seconds by the broker's clock). `elapsed_s` and `ttft_s` run from the first arrival of
     the logical request. `waste_output_tokens` is what the serving site generated, which counts when the attempt is
-    waste. `ran` tells that it reached an instance.
+    waste. `ran` tells that it reached an instance, `policy_revision` what decided it (0: unknown).
     """
 
     attempt: int
@@ -37,6 +37,7 @@ class Execution(Struct, frozen=True, kw_only=True):
     output_tokens: int | None = None
     waste_output_tokens: int | None = None
     ran: bool = False
+    policy_revision: int = 0
 
     @property
     def streamed(self) -> bool:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable
 
 from tokenfleet.core.accounts import GoodputPartial, GoodputRow
+from tokenfleet.core.goodput.arms import Arms
 from tokenfleet.core.goodput.event_time import LogClock, Watermark
 from tokenfleet.core.goodput.request import Heard, LogicalRequest
 from tokenfleet.core.goodput.rows import Rows
@@ -37,6 +38,7 @@ class PartitionGoodput:
         terms = policy.goodput
         sources = tuple(sources)
         self.policy = policy
+        self._arms: Arms | None = None
         self._clocks = {source: LogClock() for source in sources}
         self._watermark = Watermark(sources, lag_s=terms.watermark_lag_s, idle_s=terms.idle_partition_s)
         self._watermark_s = -math.inf
@@ -87,6 +89,13 @@ class PartitionGoodput:
             )
         return tuple(partials)
 
+    def count_into(self, arms: Arms | None) -> None:
+        """Count both arms of a trial from now on, with the requests in memory; None: there is no trial."""
+        self._arms = arms
+        if arms is not None:
+            for name, request in self._requests.items():
+                arms.hear(name, request.settled(self.policy, self._watermark_s))
+
     @property
     def requests(self) -> int:
         """Logical requests in memory."""
@@ -103,6 +112,8 @@ class PartitionGoodput:
 
     def _repost(self, name: str, request: LogicalRequest) -> None:
         account = request.account(self.policy, self._watermark_s)
+        if self._arms is not None:
+            self._arms.hear(name, request.settled(self.policy, self._watermark_s))
         if account.postings != request.postings:
             # The new ones go first: a row that both touch must not look unused in between.
             self._rows.post(account.postings)

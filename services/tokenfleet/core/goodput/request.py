@@ -8,7 +8,8 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tokenfleet.core.goodput.judge import NO_SLO, Execution, judge, terms_of
+from tokenfleet.core.goodput.arms import Settled
+from tokenfleet.core.goodput.judge import NO_SLO, Attained, Execution, judge, terms_of
 from tokenfleet.core.policy import Policy
 from tokenfleet.core.records import TERMINAL_KINDS, OutcomeEvent
 
@@ -84,6 +85,22 @@ class LogicalRequest:
             *(heard.at_s for heard in self._heard.values()), *(execution.at_s for execution in executions), 0.0
         )
         return Account(postings, last_s + policy.goodput.settled_keep_s, True)
+
+    def settled(self, policy: Policy, watermark_s: float) -> Settled | None:
+        """How it ended, for the trial of a policy; None while that is open."""
+        executions, open_attempts = self._executions(policy.goodput.open_sweep_s, watermark_s)
+        decided = _decided(executions, settled=not open_attempts)
+        known = [heard for heard in self._heard.values() if not heard.late]
+        if decided is None or not known:
+            return None
+        return Settled(
+            revision=decided.policy_revision,
+            arrived_s=min(heard.at_s - heard.event.elapsed_s for heard in known),
+            request_class=decided.request_class,
+            end=decided.end,
+            attained=_attained(decided, policy),
+            ttft_s=decided.ttft_s,
+        )
 
     def _executions(self, sweep_s: float, watermark_s: float) -> tuple[list[Execution], dict[int, float]]:
         """Ended attempts, and of the open ones the event time at which they will be swept."""
@@ -174,7 +191,7 @@ def _first_success(executions: list[Execution]) -> Execution | None:
     return min(successes, key=lambda execution: (execution.at_s, execution.attempt), default=None)
 
 
-def _attained(decided: Execution, policy: Policy) -> str:
+def _attained(decided: Execution, policy: Policy) -> Attained:
     terms = terms_of(policy, decided.request_class)
     return judge(decided, terms, tpot_min_tokens=policy.goodput.tpot_min_tokens)
 
@@ -215,6 +232,7 @@ def _execution(known: list[Heard], end: Heard) -> Execution:
         waste_output_tokens=max(waste, default=None),
         ran=bool(event.instance)
         or any(heard.event.kind not in ("rejected", "cancelled", "timed_out") for heard in known),
+        policy_revision=max(heard.event.policy_revision for heard in known),
     )
 
 
@@ -236,6 +254,7 @@ def _lost(known: list[Heard], *, at_s: float) -> Execution:
         cached_tokens=execution.cached_tokens,
         output_tokens=tokens,
         ran=True,
+        policy_revision=execution.policy_revision,
     )
 
 
