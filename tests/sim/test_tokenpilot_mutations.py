@@ -5,7 +5,7 @@ in one place does not: what holds either way would say nothing about the policy.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from statistics import fmean
 from typing import Any
@@ -13,19 +13,21 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tokenfleet.core import pool_table
+from tokenfleet.core.asked import Turn
 from tokenfleet.core.columns import Columns, Flags
 from tokenfleet.core.decision import Request
 from tokenfleet.core.expected import Expected
 from tokenfleet.core.ledger import Ledger
 from tokenfleet.core.load import Load, Standing
 from tokenfleet.core.policy import LateBindingPolicy, TokenPilotPolicy
+from tokenfleet.core.pool import PoolView
 from tokenfleet.core.tokenpilot import choose, held
 from tokenfleet.core.tokenpilot.cost import Costs
 from tokenfleet.core.tokenpilot.evidence import Chosen
 from tokenfleet.core.tokenpilot.held import Waiting
-from tokenfleet.sim import pilot
 from tokenfleet.sim.fleet import Fleet, FleetTerms
 from tokenfleet.sim.pilot import Pilot
 from tokenfleet.sim.profiles import profiles
@@ -95,6 +97,11 @@ def talkative(seed: int) -> Sequence[Served]:
 def overloaded(seed: int) -> Sequence[Served]:
     """More conversations at once than four instances keep up with."""
     return served(conversations(500, per_s=26.0, chains=100, rng=Random(seed)), seed)
+
+
+def overloaded_and_bound_at_once(seed: int) -> Sequence[Served]:
+    weights = TokenPilotPolicy(late=LateBindingPolicy(enabled=False))
+    return served(conversations(500, per_s=24.0, chains=100, rng=Random(seed)), seed, weights=weights)
 
 
 def bursts(seed: int) -> Sequence[Served]:
@@ -180,10 +187,21 @@ def blind_to_other_replicas(patch: Patch) -> None:
 
 
 def without_a_price_of_reuse(patch: Patch) -> None:
-    def free(**weights: Any) -> TokenPilotPolicy:
-        return TokenPilotPolicy(reuse_base=0.0, reuse_slope_per_s=0.0, **weights)
+    weigh, turns = choose.weigh, held.Held.turns
 
-    patch.setattr(pilot, "TokenPilotPolicy", free)
+    def free(weights: TokenPilotPolicy) -> TokenPilotPolicy:
+        return replace(weights, reuse_base=0.0, reuse_slope_per_s=0.0)
+
+    def weigh_free(prompt_tokens: int, pool: PoolView, weights: TokenPilotPolicy, *able: Any, **terms: Any) -> Costs:
+        return weigh(prompt_tokens, pool, free(weights), *able, **terms)
+
+    def turns_free(
+        requests: held.Held, pool: PoolView, look: held.Look, weights: TokenPilotPolicy, now_s: float
+    ) -> Iterator[tuple[Waiting, Turn]]:
+        return turns(requests, pool, look, free(weights), now_s)
+
+    patch.setattr(choose, "weigh", weigh_free)
+    patch.setattr(held.Held, "turns", turns_free)
 
 
 def without_expected_blocks(patch: Patch) -> None:
@@ -221,6 +239,7 @@ FACTS = (
     Fact(idle, largest_share, 0.4, ties_to_the_lowest_index),
     Fact(busy_behind_four_gateways, p95_s, 1.2, blind_to_other_replicas),
     Fact(overloaded, p50_s, 0.6, without_a_price_of_reuse),
+    Fact(overloaded_and_bound_at_once, p50_s, 0.6, without_a_price_of_reuse),
     Fact(bursts, p50_s, 1.1, without_expected_blocks),
     Fact(long_and_short, p95_s, 6.0, most_work_first),
     Fact(long_and_short, p50_s, 0.85, first_come_first_served),
@@ -228,7 +247,7 @@ FACTS = (
 )
 
 
-@pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.mutation.__name__)
+@pytest.mark.parametrize("fact", FACTS, ids=lambda fact: f"{fact.world.__name__} {fact.mutation.__name__}")
 def test_the_fleet_is_served_well_and_with_the_policy_bent_it_is_not(
     fact: Fact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
