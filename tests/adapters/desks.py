@@ -1,5 +1,6 @@
 """Desks: a decision service on real gRPC in one line, and all that it would have told Kafka."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -60,12 +61,18 @@ class Office:
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncGenerator[tuple[GrpcServer, grpc.aio.Channel]]:
-        """The real server and a channel to it."""
-        async with (
-            GrpcServer("127.0.0.1:0", registers=registers(self.desk), names=SERVICE_NAMES, reflect=False) as server,
-            grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,
-        ):
-            yield server, channel
+        """The real server and a channel to it, with whoever releases what is held."""
+        self.releasing = asyncio.create_task(self.desk.holding.run())
+        await asyncio.sleep(0)
+        try:
+            async with (
+                GrpcServer("127.0.0.1:0", registers=registers(self.desk), names=SERVICE_NAMES, reflect=False) as server,
+                grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,
+            ):
+                yield server, channel
+        finally:
+            self.releasing.cancel()
+            await asyncio.gather(self.releasing, return_exceptions=True)
 
 
 def request(request_id: str = "r1", **facts: Any) -> decision_pb2.Request:

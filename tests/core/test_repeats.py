@@ -50,3 +50,20 @@ def test_answers_are_bounded_in_number_and_age() -> None:
     assert len(repeats) == ANSWERS_MAX
     repeats.answer(asked("later"), SCHEDULE, decision, now_s=ANSWERS_KEPT_S + 0.1)
     assert len(repeats) == 1
+
+
+def test_a_held_call_is_answered_queue_for_as_long_as_it_is_held() -> None:
+    b, repeats = Town("b", small=1), Repeats()
+    b.place(asked("running", prompt_tokens=60_000), steps=ROUTE)
+    request = asked("r1", wait_max_s=60.0)
+    queue = b.decide(request, steps=ROUTE).decision
+    assert queue.verdict == "queue"
+    repeats.waits(request, ROUTE, queue, now_s=0.0)
+    assert repeats.answered(request, ROUTE, now_s=10 * ANSWERS_KEPT_S) is queue
+    with pytest.raises(BadRequestError, match="another prompt or model"):
+        repeats.answered(asked("r1", prompt_tokens=999), ROUTE, now_s=0.0)
+    repeats.leaves(request, ROUTE)
+    assert repeats.answered(request, ROUTE, now_s=0.0) is None
+    final = b.decide(asked("r1"), steps=ROUTE).decision
+    repeats.answer(request, ROUTE, final, now_s=60.0)
+    assert repeats.answered(request, ROUTE, now_s=60.0) is final

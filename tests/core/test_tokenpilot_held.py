@@ -145,7 +145,7 @@ def test_nothing_waits_where_first_tokens_are_not_reported_or_too_late() -> None
     b = Town("b", small=1)
     for n in range(20):
         b.hears_outcome(b.place(asked(f"silent{n}", prompt_tokens=16), steps=ROUTE), "finished")
-    assert "report their first token" in b.site.held.off(b.site.policy.tokenpilot.late, b.now_s)
+    assert "report their first token" in b.site.held.off(b.site.policy.tokenpilot, b.now_s)
     ask(b, "r1")
     assert ask(b, "r2").verdict == "admit"
 
@@ -155,7 +155,7 @@ def test_nothing_waits_where_first_tokens_are_not_reported_or_too_late() -> None
         b.now_s += 1.0
         b.hears_outcome(decision, "first_token", attempt_s=0.1)
         b.hears_outcome(decision, "finished")
-    assert "late" in b.site.held.off(b.site.policy.tokenpilot.late, b.now_s)
+    assert "late" in b.site.held.off(b.site.policy.tokenpilot, b.now_s)
 
 
 def test_switched_off_or_full_it_holds_nothing() -> None:

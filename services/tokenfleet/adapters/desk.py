@@ -11,10 +11,11 @@ from msgspec.structs import replace
 from prometheus_client import Counter, Gauge, Histogram
 
 from tokenfleet.adapters.clock import monotonic_s, wall_s
+from tokenfleet.adapters.holding import Holding
 from tokenfleet.adapters.messages import outcome_from_wire, request_from_wire
 from tokenfleet.adapters.topics import DECISIONS, OUTCOMES, PLACEMENTS, Topic, partition_of
-from tokenfleet.core.asked import Ids, Steps
-from tokenfleet.core.decision import Decision
+from tokenfleet.core.asked import Decided, Ids, Steps
+from tokenfleet.core.decision import Decision, Request
 from tokenfleet.core.errors import NotKeptError, TableNotReadyError
 from tokenfleet.core.records import (
     DecisionEnvelope,
@@ -33,11 +34,14 @@ DECISIONS_COUNTED = Counter(
 )
 DECIDED_IN = Histogram(
     "tokenfleet_decision_seconds",
-    "Time to decide, without the network",
+    "Time to decide, without the network and without the time held",
     buckets=(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
 )
 OUTCOMES_COUNTED = Counter("tokenfleet_outcome_events_total", "Outcome events taken", ["kind"])
 TELEMETRY_AGE = Gauge("tokenfleet_telemetry_age_seconds", "Age of the youngest telemetry at the last decision")
+
+
+Asked = scheduler_pb2.RouteRequest | scheduler_pb2.ScheduleRequest
 
 
 class Outbox(Protocol):
@@ -49,7 +53,10 @@ class Outbox(Protocol):
 
 
 class Desk:
-    """Answers on `site` for one replica. `start` counts this replica's starts; `ready` says whether tables are read."""
+    """Answers on `site` for one replica. `start` counts this replica's starts; `ready` says whether tables are read.
+
+    Verdict `queue` on what is no dry run: `holding` has the final decision for who waits for it.
+    """
 
     def __init__(
         self, site: Site, outbox: Outbox, *, start: int, partitions: Callable[[str], int], ready: Callable[[], bool]
@@ -62,20 +69,25 @@ class Desk:
         self._decisions = 0
         self._envelopes = 0
         self._unwritten = _Unwritten()
+        self.holding = Holding(site, next_ids=self._next_ids, settle=self._settle, write=self._write)
 
-    def decide(self, message: decision_pb2.Request, steps: Steps, *, dry_run: bool) -> Decision:
-        """The decision on one call. A repeated call gets its first answer again."""
+    def decide(
+        self, message: decision_pb2.Request, steps: Steps, *, dry_run: bool, left_s: float | None = None
+    ) -> Decision:
+        """The decision on one call, whose deadline is `left_s` away. A repeated call gets its first answer again."""
         try:
-            return self._decided(message, steps, dry_run=dry_run)
+            return self._decided(message, steps, dry_run=dry_run, left_s=left_s)
         finally:
             self._write()
 
-    def decide_each(self, asked: Iterable[scheduler_pb2.RouteRequest], steps: Steps) -> list[Decision | Exception]:
+    def decide_each(
+        self, asked: Iterable[Asked], steps: Steps, *, left_s: float | None = None
+    ) -> list[Decision | Exception]:
         """The decision on each request in order, or the error in its place; a later one sees the earlier placed."""
         answers: list[Decision | Exception] = []
         for each in asked:
             try:
-                answers.append(self._decided(each.request, steps, dry_run=each.dry_run))
+                answers.append(self._decided(each.request, steps, dry_run=each.dry_run, left_s=left_s))
             except Exception as error:
                 answers.append(error)
         self._write()
@@ -99,30 +111,42 @@ class Desk:
         if change is not None:
             self._place(change, now_s=now_s)
             self._write()
+            if event.kind == "first_token":
+                self.holding.release()
         if not self._tell([event], partition=self._partition_of(event)):
             raise NotKeptError("the disk takes no more reports; another replica can, or this one when there is room")
         OUTCOMES_COUNTED.labels(event.kind).inc()
 
-    def _decided(self, message: decision_pb2.Request, steps: Steps, *, dry_run: bool) -> Decision:
+    def _decided(self, message: decision_pb2.Request, steps: Steps, *, dry_run: bool, left_s: float | None) -> Decision:
         self._refuse_unready()
         request = request_from_wire(message, site=self.site.name, dry_run=dry_run)
         began_s = monotonic_s()
-        repeats = self.site.repeats
-        if not dry_run and (before := repeats.answered(request, steps, now_s=began_s)) is not None:
-            return before
-        self._decisions += 1
-        ids = Ids(decision=self._name(self._decisions), now_wall_s=wall_s())
-        decided = decide(self.site, request, steps, ids, now_s=began_s)
+        if not dry_run:
+            if (before := self.site.repeats.answered(request, steps, now_s=began_s)) is not None:
+                return before
+            request = self.holding.holdable(request, left_s=left_s)
+        decided = decide(self.site, request, steps, self._next_ids(), now_s=began_s)
         decision = replace(decided.decision, took_s=monotonic_s() - began_s)
         if not dry_run:
-            if decided.placement is not None:
-                self._place(decided.placement, now_s=began_s, session=request.session, block_keys=request.block_keys)
-            if decided.outcome is not None:
-                self._unwritten.outcomes.setdefault(self._partition_of(decided.outcome), []).append(decided.outcome)
-            self._unwritten.decisions.append(decision)
-            repeats.answer(request, steps, decision, now_s=began_s)
-            self._count(decision)
+            if decision.verdict == "queue":
+                self.holding.begins(request, steps, decision, now_s=began_s)
+            self._settle(request, steps, replace(decided, decision=decision))
         return decision
+
+    def _settle(self, request: Request, steps: Steps, decided: Decided) -> None:
+        """Places and records what was decided; `_write` tells the others."""
+        now_s, decision = monotonic_s(), decided.decision
+        if decided.placement is not None:
+            self._place(decided.placement, now_s=now_s, session=request.session, block_keys=request.block_keys)
+        if decided.outcome is not None:
+            self._unwritten.outcomes.setdefault(self._partition_of(decided.outcome), []).append(decided.outcome)
+        self._unwritten.decisions.append(decision)
+        self.site.repeats.answer(request, steps, decision, now_s=now_s)
+        self._count(decision)
+
+    def _next_ids(self) -> Ids:
+        self._decisions += 1
+        return Ids(decision=self._name(self._decisions), now_wall_s=wall_s())
 
     def _refuse_unready(self) -> None:
         if not self._ready():

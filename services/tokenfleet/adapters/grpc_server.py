@@ -9,6 +9,7 @@ import logging
 import socket
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing
 from functools import partial
 from typing import Any, Final, cast
 
@@ -215,8 +216,9 @@ def _streaming(
     async def answer(raw: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
             await _refuse_overdue(context)
-            async for message in handler(read(raw), context):
-                await _write(context, message)
+            async with aclosing(handler(read(raw), context)) as messages:  # what it waits for ends with it
+                async for message in messages:
+                    await _write(context, message)
         except GRPCS_OWN:
             raise
         except Exception as error:

@@ -70,6 +70,7 @@ def request_from_wire(message: decision_pb2.Request, *, site: str, dry_run: bool
         sites_tried=_names("sites_tried", message.sites_tried, most=SITES_TRIED_MAX),
         elapsed_s=_not_negative("elapsed_s", message.elapsed_s),
         upload_bytes=_upload(message.upload_bytes),
+        wait_max_s=_not_negative("wait_max_s", message.wait_max_s),
         dry_run=dry_run,
     )
 

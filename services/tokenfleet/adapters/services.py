@@ -2,16 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, closing
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import grpc.aio
 
 from tokenfleet.adapters.clock import monotonic_s
-from tokenfleet.adapters.desk import Desk
+from tokenfleet.adapters.desk import Asked, Desk
 from tokenfleet.adapters.grpc_server import problem_of
+from tokenfleet.adapters.late_answers import LateAnswers, interleaved
 from tokenfleet.adapters.messages import changes_from_wire, decision_to_wire, to_wire
-from tokenfleet.core.asked import ADMIT, DISPATCH, ROUTE, SCHEDULE
+from tokenfleet.core.asked import ADMIT, DISPATCH, ROUTE, SCHEDULE, Steps
 from tokenfleet.core.decision import Decision
 from tokenfleet.core.errors import BadRequestError
 from tokenfleet.core.site import Site
@@ -39,7 +41,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     async def Schedule(
         self, request: scheduler_pb2.ScheduleRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> scheduler_pb2.ScheduleResponse:
-        decision = self._desk.decide(request.request, SCHEDULE, dry_run=request.dry_run)
+        decision = await _final(self._desk, request, SCHEDULE, context)
         return scheduler_pb2.ScheduleResponse(decision=decision_to_wire(decision))
 
     async def ScheduleStream(
@@ -47,12 +49,17 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         request_iterator: AsyncIterator[scheduler_pb2.ScheduleRequest],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[scheduler_pb2.ScheduleResponse]:
-        async for request in request_iterator:
-            try:
-                response = await self.Schedule(request, context)
-            except Exception as error:
-                response = scheduler_pb2.ScheduleResponse(error=problem_of(error, method="ScheduleStream"))
-            yield response
+        late = LateAnswers(self._desk.holding)
+        with closing(late):
+            async with aclosing(interleaved(request_iterator, late)) as requests:
+                async for request in requests:
+                    if request is None:
+                        for held, answer in late.take():
+                            yield _schedule_response(answer, held=held)
+                    else:
+                        [answer] = self._desk.decide_each([request], SCHEDULE, left_s=_left_s(context))
+                        late.expect(answer)
+                        yield _schedule_response(answer)
 
 
 class SLOMaxService(scheduler_pb2_grpc.SLOMaxServicer):
@@ -77,7 +84,7 @@ class TokenPilotService(scheduler_pb2_grpc.TokenPilotServicer):
     async def Route(
         self, request: scheduler_pb2.RouteRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> scheduler_pb2.RouteResponse:
-        decision = self._desk.decide(request.request, ROUTE, dry_run=request.dry_run)
+        decision = await _final(self._desk, request, ROUTE, context)
         return scheduler_pb2.RouteResponse(decision=decision_to_wire(decision))
 
     async def RouteStream(
@@ -85,20 +92,37 @@ class TokenPilotService(scheduler_pb2_grpc.TokenPilotServicer):
         request_iterator: AsyncIterator[scheduler_pb2.RouteStreamRequest],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[scheduler_pb2.RouteStreamResponse]:
-        async for message in request_iterator:
-            asked = message.requests
-            if len(asked) > BATCH_MAX:
-                raise BadRequestError("requests", f"{len(asked):,} in one message, at most {BATCH_MAX} are taken")
-            response = scheduler_pb2.RouteStreamResponse()
-            for start in range(0, len(asked), AT_ONCE):
-                if start:
-                    await asyncio.sleep(0)  # others have their turn
-                for answer in self._desk.decide_each(asked[start : start + AT_ONCE], ROUTE):
-                    if isinstance(answer, Decision):
-                        to_wire(answer, response.answers.add().decision)
+        late = LateAnswers(self._desk.holding)
+        with closing(late):
+            async with aclosing(interleaved(request_iterator, late)) as messages:
+                async for message in messages:
+                    response = scheduler_pb2.RouteStreamResponse()
+                    if message is None:
+                        for held, answer in late.take():
+                            _add_answer(response, answer, held=held)
                     else:
-                        response.answers.add(error=problem_of(answer, method="RouteStream"))
-            yield response
+                        await self._answer(message, response, late, _left_s(context))
+                    yield response
+
+    async def _answer(
+        self,
+        message: scheduler_pb2.RouteStreamRequest,
+        response: scheduler_pb2.RouteStreamResponse,
+        late: LateAnswers,
+        left_s: float | None,
+    ) -> None:
+        """Answers one message into `response`; what is held then comes `late`."""
+        asked = message.requests
+        if len(asked) > BATCH_MAX:
+            raise BadRequestError("requests", f"{len(asked):,} in one message, at most {BATCH_MAX} are taken")
+        for queue_id in message.withdrawn:
+            late.withdraw(queue_id)
+        for start in range(0, len(asked), AT_ONCE):
+            if start:
+                await asyncio.sleep(0)  # others have their turn
+            for answer in self._desk.decide_each(asked[start : start + AT_ONCE], ROUTE, left_s=left_s):
+                late.expect(answer)
+                _add_answer(response, answer)
 
     async def WhatIf(
         self, request: scheduler_pb2.WhatIfRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -132,6 +156,9 @@ class FleetMindService(scheduler_pb2_grpc.FleetMindServicer):
             policy_revision=site.policy.revision,
             calibration_revision=site.calibration_revision,
             tables=site.versions(),
+            held=len(self._desk.holding),
+            holds_none=site.held.off(site.policy.tokenpilot, now_s),
+            rule=site.policy.tokenpilot.rule,
         )
 
 
@@ -171,6 +198,41 @@ def registers(desk: Desk) -> list[Callable[[grpc.aio.Server], None]]:
         partial(scheduler.add_TokenPilotServicer_to_server, TokenPilotService(desk)),
         partial(outcomes.add_OutcomesServicer_to_server, OutcomesService(desk)),
     ]
+
+
+async def _final(
+    desk: Desk,
+    asked: Asked,
+    steps: Steps,
+    context: grpc.aio.ServicerContext[Any, Any],
+) -> Decision:
+    """The decision on a unary call, which waits for the final one while its request is held."""
+    decision = desk.decide(asked.request, steps, dry_run=asked.dry_run, left_s=_left_s(context))
+    if decision.verdict != "queue" or decision.dry_run:
+        return decision
+    answer = desk.holding.answer_to(decision)
+    try:
+        return await answer
+    finally:
+        answer.cancel()
+
+
+def _left_s(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
+    """How far the caller's deadline is away."""
+    return cast(float | None, context.time_remaining())  # None without a deadline, whatever the stub says
+
+
+def _schedule_response(answer: Decision | Exception, *, held: str = "") -> scheduler_pb2.ScheduleResponse:
+    if isinstance(answer, Decision):
+        return scheduler_pb2.ScheduleResponse(decision=decision_to_wire(answer), held=held)
+    return scheduler_pb2.ScheduleResponse(error=problem_of(answer, method="ScheduleStream"), held=held)
+
+
+def _add_answer(response: scheduler_pb2.RouteStreamResponse, answer: Decision | Exception, *, held: str = "") -> None:
+    if isinstance(answer, Decision):
+        to_wire(answer, response.answers.add(held=held).decision)
+    else:
+        response.answers.add(error=problem_of(answer, method="RouteStream"), held=held)
 
 
 def _site(site: Site, name: str, now_s: float) -> scheduler_pb2.Site:

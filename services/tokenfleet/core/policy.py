@@ -6,7 +6,7 @@ default is `core/default_policy.toml`; new revisions arrive on the `policy` topi
 
 import hashlib
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -16,6 +16,8 @@ from tokenfleet.core.errors import PolicyError, UnknownModelError, UnknownSiteEr
 Positive = Annotated[float, Meta(gt=0.0)]
 NonNegative = Annotated[float, Meta(ge=0.0)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+BlindRule = Literal["power_of_two", "least_requests", "round_robin", "random"]
+Rule = Literal["cost", "power_of_two", "least_requests", "round_robin", "random"]
 
 
 class Products(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -134,8 +136,13 @@ class LateBindingPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class TokenPilotPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Weights and limits of routing: the terms of an instance's cost (core/tokenpilot/cost.py)."""
+    """Weights and limits of routing: the terms of an instance's cost (core/tokenpilot/cost.py).
 
+    `rule` is how an instance is chosen: by least cost, or blindly (core/tokenpilot/rules.py), to compare with; a blind
+    rule holds nothing back.
+    """
+
+    rule: Rule = "cost"
     margin_weight: NonNegative = 0.5
     reuse_base: NonNegative = 0.5
     reuse_slope_per_s: NonNegative = 2.0

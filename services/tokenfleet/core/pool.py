@@ -17,7 +17,8 @@ class PoolView(Struct, frozen=True, kw_only=True, dict=True):
 
     `columns` are those instances as arrays, `instances` the same one by one, made when first asked for.
     `calibration` holds the learned (or prior) engine coefficients; `budget_tokens` are the tokens of an iteration.
-    `age_s` is the age of the youngest telemetry of the site, None before any.
+    `age_s` is the age of the youngest telemetry of the site, None before any. `turn` counts this replica's own
+    placements in the pool.
     """
 
     site: str
@@ -28,6 +29,7 @@ class PoolView(Struct, frozen=True, kw_only=True, dict=True):
     budget_tokens: int
     seats_max: int
     age_s: float | None
+    turn: int = 0
 
     @property
     def coefficients(self) -> Coefficients:

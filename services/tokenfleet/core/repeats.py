@@ -24,19 +24,30 @@ class Repeats:
 
     def __init__(self) -> None:
         self._answers: OrderedDict[Call, _Answer] = OrderedDict()
+        self._waiting: dict[Call, _Answer] = {}  # bounded by the policy's held_max
         self._charged: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def answered(self, request: Request, steps: Steps, *, now_s: float) -> Decision | None:
-        """The answer that this call got before, None if it is new.
+        """The answer that this call got before, None if it is new. Of a held one it is `queue`, as long as it is held.
 
         Raises BadRequestError when the same id and attempt asked for something else then.
         """
-        known = self._answers.get(_call(request, steps))
-        if known is None or now_s - known.at_s > ANSWERS_KEPT_S:
-            return None
+        call = _call(request, steps)
+        if (known := self._waiting.get(call)) is None:
+            known = self._answers.get(call)
+            if known is None or now_s - known.at_s > ANSWERS_KEPT_S:
+                return None
         if known.body != _body(request):
             raise BadRequestError("id", f"attempt {request.attempt} of it asked for another prompt or model before")
         return known.decision
+
+    def waits(self, request: Request, steps: Steps, decision: Decision, *, now_s: float) -> None:
+        """The call is held, by the decision `queue`, until it `leaves`."""
+        self._waiting[_call(request, steps)] = _Answer(at_s=now_s, body=_body(request), decision=decision)
+
+    def leaves(self, request: Request, steps: Steps) -> None:
+        """The call is held no longer."""
+        self._waiting.pop(_call(request, steps), None)
 
     def answer(self, request: Request, steps: Steps, decision: Decision, *, now_s: float) -> None:
         """Keeps an answer that holds something. A refusal holds nothing: who comes again is asked anew."""

@@ -137,7 +137,11 @@ def _waits(site: Site, asked: Asked, chosen: Candidate) -> bool:
     request, terms, turn = asked.request, asked.policy.tokenpilot.late, asked.turn
     if turn is not None:
         return not turn.overdue and chosen.wait_s > terms.backlog_max_s
-    if request.wait_max_s <= 0.0 or not asked.policy.products.tokenpilot or site.held.off(terms, asked.now_s):
+    if (
+        request.wait_max_s <= 0.0
+        or not asked.policy.products.tokenpilot
+        or site.held.off(asked.policy.tokenpilot, asked.now_s)
+    ):
         return False
     pool = asked.pool
     hits = np.zeros(len(pool)) if pool.columns.hits is None else pool.columns.hits

@@ -4,7 +4,7 @@ The one object with state. `heard` takes a fact in, `pool` joins the tables into
 in how a request went. core.schedule decides on it; the services and the stream processors drive it.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -93,6 +93,7 @@ class Site:
         self.calibration_revision = 0
         self._calibrations: dict[str, PoolCalibration] = {}
         self.held = Held()
+        self._turns: Counter[str] = Counter()  # own placements by model
         self._pools = Pools(
             capacity=self.capacity,
             prefix=self.prefix,
@@ -157,6 +158,7 @@ class Site:
             budget_tokens=terms.budget_tokens,
             seats_max=terms.seats_max,
             age_s=self.capacity.age_s(now_s),
+            turn=self._turns[model],
         )
 
     def pools(self, now_s: float) -> tuple[PoolView, ...]:
@@ -205,6 +207,7 @@ class Site:
         if event.kind != "placed" or event.entry is None:
             return
         self.failures.probed(event.instance, now_s)
+        self._turns[event.entry.model] += 1
         if session:
             self._remember((event.entry.tenant, session), event.instance)
 

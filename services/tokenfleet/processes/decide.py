@@ -92,6 +92,7 @@ async def run(settings: DecideSettings) -> None:
                 for follower in followers:
                     watched(tasks, follower.run(), name=f"follow {follower.name}")
                 watched(tasks, sender.run(), name="sender")
+                watched(tasks, desk.holding.run(), name="holding")
                 watched(tasks, _advance(site, followers, counts[PLACEMENTS.name]), name="advance")
                 await asyncio.gather(*(follower.until_caught_up() for follower in followers))
                 await server.serving(True)

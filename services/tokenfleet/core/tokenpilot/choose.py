@@ -13,6 +13,7 @@ from tokenfleet.core.tokenpilot.cost import Costs, weigh
 from tokenfleet.core.tokenpilot.evidence import Chosen, refusal, routing_of
 from tokenfleet.core.tokenpilot.filters import ask_of, hard, soften, trusted
 from tokenfleet.core.tokenpilot.routing import Routing
+from tokenfleet.core.tokenpilot.rules import picked
 
 KEY_BYTES = 8  # one block key: a little-endian u64
 
@@ -53,12 +54,15 @@ def choose(
     if not len(columns) or (able is not None and not able.any()):
         return refusal(pool, excluded)
     costs = weigh(request.prompt_tokens, pool, weights, able, output_q50=output_q50, ahead_s=ahead_s, held_s=held_s)
-    left, removed, relaxed = soften(columns, costs, able, ask)
+    left, removed, relaxed = soften(columns, costs, able, ask, blind=weights.rule != "cost")
     sure = trusted(columns)
     suspect_only = sure is not None and not (sure if able is None else sure & able).any()
     if suspect_only or not policy.products.tokenpilot:
-        target, other = less_loaded_of_two(columns, left, rng)
+        target, other = picked("power_of_two", columns, left, pool.turn, rng)
         chosen = Chosen(target, "suspect" if suspect_only else "off", other)
+    elif weights.rule != "cost":
+        target, other = picked(weights.rule, columns, left, pool.turn, rng)
+        chosen = Chosen(target, weights.rule, other)
     else:
         last = columns.labels.slots.get(last_instance, -1) if last_instance else -1
         chosen = _cheapest(request, columns, costs, left, weights, rng=rng, last=last)
@@ -76,16 +80,6 @@ def choose(
         network_s=network_s,
         suspect_only=suspect_only,
     )
-
-
-def less_loaded_of_two(columns: Columns, left: Flags | None, rng: Random) -> tuple[int, int]:
-    """Power of two choices on what the ledger counts, the one load that silence can't falsify: its slot, and that of
-    the other drawn, −1 without one. Two of equal load are as likely."""
-    slots: list[int] = list(range(len(columns))) if left is None else left.nonzero()[0].tolist()
-    if len(slots) == 1:
-        return slots[0], -1
-    one, other = rng.sample(slots, 2)
-    return (one, other) if columns.open[one] <= columns.open[other] else (other, one)
 
 
 def _cheapest(

@@ -23,6 +23,10 @@ HOW_TOLD: dict[How, str] = {
     "session": "keeps its session:",
     "suspect": "all are suspect: the less loaded of two drawn, the other",
     "off": "TokenPilot is off: the less loaded of two drawn, the other",
+    "power_of_two": "by the rule power_of_two; the other drawn,",
+    "least_requests": "by the rule least_requests; the cheapest other,",
+    "round_robin": "by the rule round_robin; the cheapest other,",
+    "random": "by the rule random; the cheapest other,",
     "least_cost": "runner-up",
 }
 ALONE_TOLD = "no other passed"
@@ -101,6 +105,8 @@ def _why(target: Candidate, runner_up: Candidate | None, *, how: How, deciding: 
             return f"{told} {runner_up.instance} would gain only {ms(max(-gap_s, 0.0))}"
         case "suspect" | "off":
             return f"{told} {runner_up.instance}"
+        case "power_of_two" | "least_requests" | "round_robin" | "random":
+            return f"{told} {runner_up.instance}, costs {ms(abs(gap_s))} {'more' if gap_s >= 0.0 else 'less'}"
         case _:
             named = f", for {TERMS[deciding]}" if deciding else ""
             return f"{HOW_TOLD['least_cost']} {runner_up.instance} by {ms(gap_s)}{named}"

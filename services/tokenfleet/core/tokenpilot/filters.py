@@ -103,14 +103,14 @@ def hard(columns: Columns, ask: Ask) -> tuple[Flags | None, dict[str, int]]:
 
 
 def soften(
-    columns: Columns, costs: Costs, able: Flags | None, ask: Ask
+    columns: Columns, costs: Costs, able: Flags | None, ask: Ask, *, blind: bool = False
 ) -> tuple[Flags | None, dict[str, Flags], tuple[str, ...]]:
     """The soft filters in their order: who of the able is left (never nobody, None for all), what each filter that was
-    not lifted removed, and the names of the lifted ones."""
+    not lifted removed, and the names of the lifted ones. `blind`: only confidence, which rests on no prediction."""
     removed: dict[str, Flags] = {}
     relaxed: list[str] = []
     left = able
-    for name, fails in _pressing(columns, costs, ask):
+    for name, fails in _pressing(columns, costs, ask, blind=blind):
         falls = fails if left is None else fails & left
         if not falls.any():
             continue
@@ -176,9 +176,11 @@ def _too_long(columns: Columns, ask: Ask) -> Flags | None:
     return fails | (fixed.context_max < ask.context_tokens)
 
 
-def _pressing(columns: Columns, costs: Costs, ask: Ask) -> Iterator[tuple[str, Flags]]:
+def _pressing(columns: Columns, costs: Costs, ask: Ask, *, blind: bool) -> Iterator[tuple[str, Flags]]:
     if (sure := trusted(columns)) is not None:
         yield "confidence", ~sure
+    if blind:
+        return
     too_full = columns.kv_held + ask.kv_need_tokens > ask.terms.kv_share_max * columns.fixed.kv_total  # unknown: false
     yield "pressure", too_full | (costs.wait_s > ask.terms.backlog_max_s)
     if ask.ttft_max_s is not None:

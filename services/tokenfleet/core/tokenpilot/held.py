@@ -64,10 +64,13 @@ class Held:
         """Another replica placed something: it releases work that this one can't see."""
         self._others_heard_s = now_s
 
-    def off(self, terms: LateBindingPolicy, now_s: float) -> str:
+    def off(self, weights: TokenPilotPolicy, now_s: float) -> str:
         """Why nothing is held here at present, empty if it may be."""
+        terms = weights.late
         if not terms.enabled:
             return "late binding is off"
+        if weights.rule != "cost":
+            return f"the rule {weights.rule} holds nothing back"
         if now_s - self._others_heard_s <= OTHERS_HEARD_S:
             return "another replica places too, and there is one queue or none"
         if self._told_share < terms.events_share_min:

@@ -22,6 +22,7 @@ from tokenfleet.core.tokenpilot.choose import home_of
 from tokenfleet.core.tokenpilot.explain import how_told
 from tokenfleet.core.tokenpilot.filters import refusal_of
 from tokenfleet.core.tokenpilot.routing import How
+from tokenfleet.core.tokenpilot.rules import RULES
 
 SECONDS_EQUAL = 1e-9  # relative and absolute: sums of recorded terms are taken in another order
 
@@ -84,6 +85,8 @@ def rescored(decision: Decision, weights: TokenPilotPolicy) -> Rescored:
             return _among(known, [each for each in (chosen, *rivals) if each.cost_s <= limit_s], limit_s)
         case "suspect" | "off":
             return replace(known, outcome="agrees", why="drawn by load; the loads of the drawn are not recorded")
+        case "power_of_two" | "least_requests" | "round_robin" | "random":
+            return replace(known, outcome="agrees", why=f"by the rule {how}, which no recorded term shows")
         case _:
             return replace(known, outcome="agrees", why="its sentence doesn't say how it was found")
 
@@ -97,7 +100,7 @@ def reweighed(decision: Decision, weights: TokenPilotPolicy, changed: Mapping[st
     how = how_told(decision.sentence)
     if not decision.candidates or decision.verdict != "admit":
         return Rescored(decision=decision, outcome="no_choice")
-    if how in ("suspect", "off"):
+    if how in ("suspect", "off", *RULES):
         why = "no weight was asked"
         return Rescored(decision=decision, outcome="no_choice", target=decision.target, how=how, why=why)
     if (price := _reuse_price(decision, weights, new)) is None:

@@ -5,11 +5,12 @@ from typing import Literal
 from msgspec import Struct
 
 from tokenfleet.core.decision import Candidate, Reason
+from tokenfleet.core.policy import BlindRule
 from tokenfleet.core.records import PlacedOn
 
 # How the target was found: least cost; a draw or the prefix's home among near-ties; the session's last instance kept;
-# the less loaded of two drawn, because all are suspect or TokenPilot is off.
-How = Literal["", "least_cost", "near_tie", "prefix_home", "session", "suspect", "off"]
+# the less loaded of two drawn, because all are suspect or TokenPilot is off; a blind rule of the policy.
+How = Literal["", "least_cost", "near_tie", "prefix_home", "session", "suspect", "off"] | BlindRule
 
 
 class Routing(Struct, frozen=True, kw_only=True):

@@ -59,7 +59,7 @@ MODE_DEGRADED: Mode
 MODE_BYPASS: Mode
 
 class Request(_message.Message):
-    __slots__ = ("id", "attempt", "model", "tenant", "origin", "prompt_tokens", "max_tokens", "block_keys", "block_tokens", "stream", "task", "declared_class", "deadline_s", "session", "adapter", "data_class", "local_only", "hop", "lease", "sites_tried", "elapsed_s", "upload_bytes")
+    __slots__ = ("id", "attempt", "model", "tenant", "origin", "prompt_tokens", "max_tokens", "block_keys", "block_tokens", "stream", "task", "declared_class", "deadline_s", "session", "adapter", "data_class", "local_only", "hop", "lease", "sites_tried", "elapsed_s", "upload_bytes", "wait_max_s")
     ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,7 @@ class Request(_message.Message):
     SITES_TRIED_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_S_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MAX_S_FIELD_NUMBER: _ClassVar[int]
     id: str
     attempt: int
     model: str
@@ -104,7 +105,8 @@ class Request(_message.Message):
     sites_tried: _containers.RepeatedScalarFieldContainer[str]
     elapsed_s: float
     upload_bytes: int
-    def __init__(self, id: _Optional[str] = ..., attempt: _Optional[int] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., origin: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., block_keys: _Optional[bytes] = ..., block_tokens: _Optional[int] = ..., stream: _Optional[bool] = ..., task: _Optional[str] = ..., declared_class: _Optional[str] = ..., deadline_s: _Optional[float] = ..., session: _Optional[str] = ..., adapter: _Optional[str] = ..., data_class: _Optional[str] = ..., local_only: _Optional[bool] = ..., hop: _Optional[int] = ..., lease: _Optional[str] = ..., sites_tried: _Optional[_Iterable[str]] = ..., elapsed_s: _Optional[float] = ..., upload_bytes: _Optional[int] = ...) -> None: ...
+    wait_max_s: float
+    def __init__(self, id: _Optional[str] = ..., attempt: _Optional[int] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., origin: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., block_keys: _Optional[bytes] = ..., block_tokens: _Optional[int] = ..., stream: _Optional[bool] = ..., task: _Optional[str] = ..., declared_class: _Optional[str] = ..., deadline_s: _Optional[float] = ..., session: _Optional[str] = ..., adapter: _Optional[str] = ..., data_class: _Optional[str] = ..., local_only: _Optional[bool] = ..., hop: _Optional[int] = ..., lease: _Optional[str] = ..., sites_tried: _Optional[_Iterable[str]] = ..., elapsed_s: _Optional[float] = ..., upload_bytes: _Optional[int] = ..., wait_max_s: _Optional[float] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("instance", "cost_s", "ttft_s", "wait_s", "work_s", "bias_s", "margin_s", "reuse_s", "kv_s", "decode_s", "hit_tokens", "uncached_tokens", "p_hit", "age_s", "suspect", "weight_s", "saved_s", "kv_use", "filtered")

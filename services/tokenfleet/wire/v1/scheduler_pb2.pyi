@@ -16,12 +16,14 @@ class ScheduleRequest(_message.Message):
     def __init__(self, request: _Optional[_Union[_decision_pb2.Request, _Mapping]] = ..., dry_run: _Optional[bool] = ...) -> None: ...
 
 class ScheduleResponse(_message.Message):
-    __slots__ = ("decision", "error")
+    __slots__ = ("decision", "error", "held")
     DECISION_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     decision: _decision_pb2.Decision
     error: Problem
-    def __init__(self, decision: _Optional[_Union[_decision_pb2.Decision, _Mapping]] = ..., error: _Optional[_Union[Problem, _Mapping]] = ...) -> None: ...
+    held: str
+    def __init__(self, decision: _Optional[_Union[_decision_pb2.Decision, _Mapping]] = ..., error: _Optional[_Union[Problem, _Mapping]] = ..., held: _Optional[str] = ...) -> None: ...
 
 class Problem(_message.Message):
     __slots__ = ("code", "reason", "field", "message", "retry_after_s")
@@ -80,10 +82,12 @@ class RouteResponse(_message.Message):
     def __init__(self, decision: _Optional[_Union[_decision_pb2.Decision, _Mapping]] = ...) -> None: ...
 
 class RouteStreamRequest(_message.Message):
-    __slots__ = ("requests",)
+    __slots__ = ("requests", "withdrawn")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
     requests: _containers.RepeatedCompositeFieldContainer[RouteRequest]
-    def __init__(self, requests: _Optional[_Iterable[_Union[RouteRequest, _Mapping]]] = ...) -> None: ...
+    withdrawn: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, requests: _Optional[_Iterable[_Union[RouteRequest, _Mapping]]] = ..., withdrawn: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RouteStreamResponse(_message.Message):
     __slots__ = ("answers",)
@@ -92,12 +96,14 @@ class RouteStreamResponse(_message.Message):
     def __init__(self, answers: _Optional[_Iterable[_Union[RouteAnswer, _Mapping]]] = ...) -> None: ...
 
 class RouteAnswer(_message.Message):
-    __slots__ = ("decision", "error")
+    __slots__ = ("decision", "error", "held")
     DECISION_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     decision: _decision_pb2.Decision
     error: Problem
-    def __init__(self, decision: _Optional[_Union[_decision_pb2.Decision, _Mapping]] = ..., error: _Optional[_Union[Problem, _Mapping]] = ...) -> None: ...
+    held: str
+    def __init__(self, decision: _Optional[_Union[_decision_pb2.Decision, _Mapping]] = ..., error: _Optional[_Union[Problem, _Mapping]] = ..., held: _Optional[str] = ...) -> None: ...
 
 class WhatIfRequest(_message.Message):
     __slots__ = ("request", "changes")
@@ -296,7 +302,7 @@ class Instance(_message.Message):
     def __init__(self, instance: _Optional[str] = ..., address: _Optional[str] = ..., availability: _Optional[str] = ..., availability_reason: _Optional[str] = ..., suspect: _Optional[bool] = ..., age_s: _Optional[float] = ..., backlog_s: _Optional[float] = ..., queued: _Optional[int] = ..., decoding: _Optional[int] = ..., kv_held_tokens: _Optional[float] = ..., kv_total_tokens: _Optional[float] = ..., kv_state: _Optional[str] = ..., model_digest: _Optional[str] = ..., cached_blocks: _Optional[int] = ...) -> None: ...
 
 class SitesResponse(_message.Message):
-    __slots__ = ("site", "replica", "sites", "policy_revision", "calibration_revision", "tables")
+    __slots__ = ("site", "replica", "sites", "policy_revision", "calibration_revision", "tables", "held", "holds_none", "rule")
     class TablesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -310,10 +316,16 @@ class SitesResponse(_message.Message):
     POLICY_REVISION_FIELD_NUMBER: _ClassVar[int]
     CALIBRATION_REVISION_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_NONE_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
     site: str
     replica: str
     sites: _containers.RepeatedCompositeFieldContainer[Site]
     policy_revision: int
     calibration_revision: int
     tables: _containers.ScalarMap[str, str]
-    def __init__(self, site: _Optional[str] = ..., replica: _Optional[str] = ..., sites: _Optional[_Iterable[_Union[Site, _Mapping]]] = ..., policy_revision: _Optional[int] = ..., calibration_revision: _Optional[int] = ..., tables: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    held: int
+    holds_none: str
+    rule: str
+    def __init__(self, site: _Optional[str] = ..., replica: _Optional[str] = ..., sites: _Optional[_Iterable[_Union[Site, _Mapping]]] = ..., policy_revision: _Optional[int] = ..., calibration_revision: _Optional[int] = ..., tables: _Optional[_Mapping[str, str]] = ..., held: _Optional[int] = ..., holds_none: _Optional[str] = ..., rule: _Optional[str] = ...) -> None: ...

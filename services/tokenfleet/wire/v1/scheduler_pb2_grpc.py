@@ -26,7 +26,14 @@ if _version_not_supported:
 
 
 class SchedulerStub:
-    """The three questions in one call: may it run, at which site, on which instance.
+    """Holding: a request whose `wait_max_s` is above 0 may be held (verdict QUEUE) until an instance is near enough to idle.
+    A unary call stays open and gets the final decision, before its deadline; closing it withdraws the request: nothing is
+    placed. A dry run answers QUEUE at once. On a stream QUEUE is an answer, at once and in order, so that a held request
+    blocks no other and its caller knows that the replica is there; the final answer follows in a response of its own,
+    whose `held` is the id of the QUEUE decision. Cutting the stream withdraws what it holds; one that has said all stays
+    open for the last final answer. A repeated call of a held request joins its wait and gets the same QUEUE decision.
+
+    The three questions in one call: may it run, at which site, on which instance.
     """
 
     def __init__(self, channel):
@@ -48,7 +55,14 @@ class SchedulerStub:
 
 
 class SchedulerServicer:
-    """The three questions in one call: may it run, at which site, on which instance.
+    """Holding: a request whose `wait_max_s` is above 0 may be held (verdict QUEUE) until an instance is near enough to idle.
+    A unary call stays open and gets the final decision, before its deadline; closing it withdraws the request: nothing is
+    placed. A dry run answers QUEUE at once. On a stream QUEUE is an answer, at once and in order, so that a held request
+    blocks no other and its caller knows that the replica is there; the final answer follows in a response of its own,
+    whose `held` is the id of the QUEUE decision. Cutting the stream withdraws what it holds; one that has said all stays
+    open for the last final answer. A repeated call of a held request joins its wait and gets the same QUEUE decision.
+
+    The three questions in one call: may it run, at which site, on which instance.
     """
 
     def Schedule(self, request, context):
@@ -58,7 +72,8 @@ class SchedulerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ScheduleStream(self, request_iterator, context):
-        """An answer to each request, in order. A request that can't be answered gets its error; the stream goes on.
+        """An answer to each request, in order; final answers to held ones in between. A request that can't be answered gets
+        its error; the stream goes on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -86,7 +101,14 @@ def add_SchedulerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Scheduler:
-    """The three questions in one call: may it run, at which site, on which instance.
+    """Holding: a request whose `wait_max_s` is above 0 may be held (verdict QUEUE) until an instance is near enough to idle.
+    A unary call stays open and gets the final decision, before its deadline; closing it withdraws the request: nothing is
+    placed. A dry run answers QUEUE at once. On a stream QUEUE is an answer, at once and in order, so that a held request
+    blocks no other and its caller knows that the replica is there; the final answer follows in a response of its own,
+    whose `held` is the id of the QUEUE decision. Cutting the stream withdraws what it holds; one that has said all stays
+    open for the last final answer. A repeated call of a held request joins its wait and gets the same QUEUE decision.
+
+    The three questions in one call: may it run, at which site, on which instance.
     """
 
     @staticmethod
@@ -376,9 +398,10 @@ class TokenPilotServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RouteStream(self, request_iterator, context):
-        """An answer to each message, in order, with an answer to each of its requests, in order. A request that can't be
-        answered gets its error and harms no other. Only what is no message ends the stream: bytes that can't be read, more
-        than 64 requests (INVALID_ARGUMENT), more than 2 MiB (RESOURCE_EXHAUSTED). Messages wait while answers are not read.
+        """An answer to each message, in order, with an answer to each of its requests, in order. Final answers to held ones
+        come in between, in responses that answer no message. A request that can't be answered gets its error and harms no
+        other. Only what is no message ends the stream: bytes that can't be read, more than 64 requests (INVALID_ARGUMENT),
+        more than 2 MiB (RESOURCE_EXHAUSTED). Messages wait while answers are not read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,176 @@
+"""Holding: the calls whose requests one replica holds, who waits for each, and when they get their final answers.
+
+A caller waits on a future of its own and leaves by cancelling it; when the last one has left, the request is held no
+longer and nothing is placed for it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+from prometheus_client import Gauge, Histogram
+
+from tokenfleet.adapters.clock import monotonic_s
+from tokenfleet.core.asked import Decided, Ids, Steps
+from tokenfleet.core.decision import Decision, Request
+from tokenfleet.core.schedule import decide, released
+from tokenfleet.core.site import Site
+from tokenfleet.core.tokenpilot.explain import ms
+from tokenfleet.core.tokenpilot.held import PERIOD_S
+
+log = logging.getLogger(__name__)
+
+MARGIN_S: Final = 0.25  # before a caller's deadline, so that the final answer still reaches it
+
+HELD_NOW = Gauge("tokenfleet_held_requests", "Requests that wait at their gateways for an instance")
+HELD_FOR = Histogram(
+    "tokenfleet_held_seconds",
+    "Time from `queue` to the final decision; tokenfleet_decision_seconds leaves it out",
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+)
+
+Settle = Callable[[Request, Steps, Decided], None]
+
+
+class HeldCall(Struct, kw_only=True):
+    """One held request, the `queue` decision that it waits by, and all who wait."""
+
+    request: Request
+    steps: Steps
+    queue: Decision
+    since_s: float
+    callers: list["asyncio.Future[Decision]"]
+
+    @property
+    def call(self) -> tuple[str, int]:
+        """What core.tokenpilot.held knows it by."""
+        return self.request.id, self.request.attempt
+
+
+class Holding:
+    """The held calls of `site`. `settle` places and records a final decision, `write` hands on what was recorded.
+
+    It holds nothing before `run` runs, nor after.
+    """
+
+    def __init__(self, site: Site, *, next_ids: Callable[[], Ids], settle: Settle, write: Callable[[], None]) -> None:
+        self._site = site
+        self._next_ids = next_ids
+        self._settle = settle
+        self._write = write
+        self._calls: dict[tuple[str, int], HeldCall] = {}
+        self._by_decision: dict[str, HeldCall] = {}
+        self._some = asyncio.Event()
+        self._runs = False
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    async def run(self) -> None:
+        """Releases each PERIOD_S while anything is held. When this ends, all that is held goes out by cost."""
+        self._runs = True
+        try:
+            while True:
+                await self._some.wait()
+                await asyncio.sleep(PERIOD_S)
+                self.release()
+        finally:
+            self._runs = False
+            self._release_all()
+
+    def holdable(self, request: Request, *, left_s: float | None) -> Request:
+        """`request` with the wait that it can be held for here: within the `left_s` of its caller's deadline, and none
+        when another call has its id or this replica ends."""
+        if request.wait_max_s <= 0.0:
+            return request
+        wait_max_s = request.wait_max_s if left_s is None else min(request.wait_max_s, left_s - MARGIN_S)
+        if not self._runs or (request.id, request.attempt) in self._calls:
+            wait_max_s = 0.0
+        return replace(request, wait_max_s=max(wait_max_s, 0.0))
+
+    def begins(self, request: Request, steps: Steps, queue: Decision, *, now_s: float) -> None:
+        """The site holds the request from now on, by the decision `queue`."""
+        held = HeldCall(request=request, steps=steps, queue=queue, since_s=now_s, callers=[])
+        self._calls[held.call] = self._by_decision[queue.id] = held
+        self._site.repeats.waits(request, steps, queue, now_s=now_s)
+        self._counted()
+
+    def answer_to(self, queue: Decision) -> "asyncio.Future[Decision]":
+        """The final decision on what is held by the decision `queue`, for one caller; cancel it to leave."""
+        answer: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+        held = self._by_decision[queue.id]
+        held.callers.append(answer)
+        answer.add_done_callback(partial(self._left, held))
+        return answer
+
+    def release(self) -> None:
+        """Gives their final answers to those whose turn it is."""
+        if not self._calls:
+            return
+        now_s = began_s = monotonic_s()
+        try:
+            for waiting, decided in released(self._site, now_s, self._next_ids):
+                self._finish(self._calls[waiting.call], decided, now_s=now_s, began_s=began_s)
+                began_s = monotonic_s()
+        except Exception:  # one that can't be decided any more, as its model is gone, must not keep the others
+            log.exception("releasing held requests failed; all of them go out at once")
+            self._release_all()
+        self._write()
+
+    def _release_all(self) -> None:
+        for held in tuple(self._calls.values()):
+            self._site.held.take(held.call)
+            now_s = monotonic_s()
+            elapsed_s = held.request.elapsed_s + now_s - held.since_s
+            request = replace(held.request, wait_max_s=0.0, elapsed_s=elapsed_s)
+            try:
+                decided = decide(self._site, request, held.steps, self._next_ids(), now_s=now_s)
+            except Exception as error:
+                self._forget(held)
+                self._tell(held, lambda answer, error=error: answer.set_exception(error))
+            else:
+                self._finish(held, decided, now_s=now_s, began_s=now_s)
+        self._write()
+
+    def _finish(self, held: HeldCall, decided: Decided, *, now_s: float, began_s: float) -> None:
+        self._forget(held)
+        if all(answer.done() for answer in held.callers):  # the last one is leaving just now
+            return
+        waited_s = now_s - held.since_s
+        decision = replace(
+            decided.decision,
+            sentence=f"held {ms(waited_s)}; {decided.decision.sentence}",
+            took_s=monotonic_s() - began_s,
+        )
+        HELD_FOR.observe(waited_s)
+        self._settle(held.request, held.steps, replace(decided, decision=decision))
+        self._tell(held, lambda answer: answer.set_result(decision))
+
+    def _tell(self, held: HeldCall, say: Callable[["asyncio.Future[Decision]"], Any]) -> None:
+        for answer in held.callers:
+            if not answer.done():
+                say(answer)
+
+    def _left(self, held: HeldCall, answer: "asyncio.Future[Decision]") -> None:
+        """A caller has its answer or has left."""
+        held.callers.remove(answer)
+        if not held.callers and held.queue.id in self._by_decision:
+            self._site.held.take(held.call)
+            self._forget(held)
+
+    def _forget(self, held: HeldCall) -> None:
+        self._calls.pop(held.call, None)
+        self._by_decision.pop(held.queue.id, None)
+        self._site.repeats.leaves(held.request, held.steps)
+        self._counted()
+
+    def _counted(self) -> None:
+        HELD_NOW.set(len(self._calls))
+        if self._calls:
+            self._some.set()
+        else:
+            self._some.clear()
