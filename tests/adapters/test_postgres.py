@@ -98,8 +98,8 @@ async def column(database: str, query: str) -> list[Any]:
 async def test_migrations_go_up_twice_and_down_again(database: str) -> None:
     await asyncio.gather(migrate(database), migrate(database))
     assert await column(database, "select count(*) from decisions") == [0]
-    statements = (ROOT / "migrations" / "0001_audit.sql").read_text().partition("-- migrate:down")[2]
-    await execute(database, statements)
+    for migration in sorted((ROOT / "migrations").glob("*.sql"), reverse=True):
+        await execute(database, migration.read_text().partition("-- migrate:down")[2])
     assert await column(database, "select relname from pg_class where relname in ('decisions', 'goodput')") == []
 
 

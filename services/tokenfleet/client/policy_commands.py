@@ -82,6 +82,22 @@ def policy_status(kafka: KafkaOption = "", state_dir: State = STATE) -> None:
         Console().print(table)
 
 
+@policy_app.command("shadows")
+def policy_shadows(
+    postgres: Annotated[str, typer.Option(help="DSN. Default: the running fleet's.")] = "", state_dir: State = STATE
+) -> None:
+    """Show where the policy's shadows would have sent requests."""
+    from rich.console import Console
+
+    from tokenfleet.client.shadows import shadow_rows, shadows_table
+
+    rows = asyncio.run(shadow_rows(postgres or endpoints(state_dir).postgres))
+    if not rows:
+        typer.echo("no decision had a shadow: name one in the policy, as [shadows.NAME] with weights of tokenpilot")
+        return
+    Console().print(shadows_table(rows))
+
+
 @policy_app.command("rollback")
 def policy_rollback(
     to: Annotated[Path | None, typer.Option(help="Policy file to return to. Default: the one in force.")] = None,

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tokenfleet.core.asked import Asked, Decided
+from tokenfleet.core.asked import Asked, Decided, chance_of
 from tokenfleet.core.blocks import KEY_BYTES
 from tokenfleet.core.decision import BLOCKS_TOLD_MAX, Admission, Decision, Mode, Reason, SiteOption, Verdict
 from tokenfleet.core.fleetmind.dispatch import Dispatch
@@ -15,6 +15,7 @@ from tokenfleet.core.slomax.retry import retry_after_s
 from tokenfleet.core.tokenpilot.choose import choose
 from tokenfleet.core.tokenpilot.explain import ms
 from tokenfleet.core.tokenpilot.routing import Routing
+from tokenfleet.core.tokenpilot.shadow import watched
 
 
 def elsewhere(site: Site, asked: Asked, sent: Dispatch) -> Decided:
@@ -134,18 +135,23 @@ def routed(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | Non
     request = asked.request
     terms = asked.policy.site(site.name)
     network_s = 0.0 if request.origin == site.name else terms.rtt_s.get(request.origin, terms.rtt_default_s)
-    routing = choose(
+    terms_asked: dict[str, Any] = {
+        "request_class": asked.classified.request_class,
+        "output_q50": asked.output_q50,
+        "output_q90": asked.output_q90,
+        "network_s": network_s,
+        "last_instance": site.last_instance(request.tenant, request.session),
+        "ahead_s": asked.turn.ahead_s if asked.turn else None,
+        "held_s": asked.turn.held_s if asked.turn else 0.0,
+    }
+    routing = choose(request, asked.pool, asked.policy, rng=asked.rng, **terms_asked)
+    beside = watched(
         request,
         asked.pool,
         asked.policy,
-        request_class=asked.classified.request_class,
-        output_q50=asked.output_q50,
-        output_q90=asked.output_q90,
-        rng=asked.rng,
-        network_s=network_s,
-        last_instance=site.last_instance(request.tenant, request.session),
-        ahead_s=asked.turn.ahead_s if asked.turn else None,
-        held_s=asked.turn.held_s if asked.turn else 0.0,
+        routing,
+        lambda policy: choose(request, asked.pool, policy, rng=chance_of(request), **terms_asked),
+        **terms_asked,
     )
     admission = ruling.admission if ruling else _evidence(asked)
     if routing.reason == "all_busy":
@@ -174,6 +180,8 @@ def routed(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | Non
         sentence=head + routing.sentence,
         mode="stale" if routing.suspect_only else _mode(asked, asked.pool.age_s),
         age_s=asked.pool.age_s,
+        shadows=beside.shadows,
+        regret=beside.regret,
     )
     if routing.reason:
         return Decided(decision=decision, outcome=_rejected(site, asked, decision))

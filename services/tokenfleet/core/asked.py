@@ -35,6 +35,11 @@ class Ids(Struct, frozen=True, kw_only=True):
     now_wall_s: float
 
 
+def chance_of(request: Request) -> Random:
+    """The chance of one attempt at one site, the same whoever decides."""
+    return Random(f"{request.id}/{request.attempt}/{request.hop}")
+
+
 class Turn(Struct, frozen=True, kw_only=True):
     """A held request's turn: `ahead_s` is held work that goes first, by slot of its pool, `held_s` all that is held,
     per instance. `overdue`: it has waited as long as its gateway can, and goes whatever the backlog."""

@@ -133,6 +133,29 @@ class Admission(Struct, frozen=True, kw_only=True):
     end_max_s: float | None = None
 
 
+class ShadowChoice(Struct, frozen=True, kw_only=True):
+    """Where a shadow of the policy would have sent the request: what that would have cost, under the policy's weights.
+
+    `regret_s` = `ttft_s` − that of the decision's target, negative where the shadow's first token comes earlier.
+    """
+
+    shadow: str
+    instance: str
+    cost_s: float
+    ttft_s: float
+    regret_s: float
+    hit_tokens: int = 0
+
+
+class Regret(Struct, frozen=True, kw_only=True):
+    """What the decision left: the most cached tokens of any instance able to serve, those of its target, and how much
+    later its first token is predicted than on the earliest instance."""
+
+    available_tokens: int
+    captured_tokens: int
+    ttft_s: float
+
+
 BLOCKS_TOLD_MAX = 512  # keys a decision carries, at most 4 KiB on the topic
 
 
@@ -145,6 +168,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     filter that removed them, `relaxed` names soft filters that were lifted. `sentence` is the whole in words, with the
     runner-up. `block_keys` are the first BLOCKS_TOLD_MAX of the request's, so that its log can be replayed with its
     reuse. `products` lists which of slomax, fleetmind, tokenpilot were on. `tables` names the versions decided on.
+    `shadows` and `regret` are there for the share of decisions that the policy's shadows were asked beside.
     """
 
     id: str
@@ -188,3 +212,5 @@ class Decision(Struct, frozen=True, kw_only=True):
     at_wall_s: float = 0.0
     took_s: float = 0.0
     dry_run: bool = False
+    shadows: tuple[ShadowChoice, ...] = ()
+    regret: Regret | None = None

@@ -230,7 +230,11 @@ class GoodputPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole policy file. `default_tenant` serves unknown tenants when set."""
+    """The whole policy file. `default_tenant` serves unknown tenants when set.
+
+    `shadows` are other weights that `shadow_share` of the decisions are also asked under, without effect; what one
+    leaves out is the default, not what `tokenpilot` says.
+    """
 
     revision: Annotated[int, Meta(ge=1)] = 1
     default_tenant: str = ""
@@ -246,6 +250,8 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     liveness: LivenessPolicy = LivenessPolicy()
     ledger: LedgerPolicy = LedgerPolicy()
     goodput: GoodputPolicy = GoodputPolicy()
+    shadows: dict[str, TokenPilotPolicy] = {}
+    shadow_share: Share = 0.05
 
     def model(self, name: str) -> Model:
         """Raises UnknownModelError with the list of what exists."""
@@ -305,7 +311,13 @@ def policy_hash(toml: str) -> str:
 
 def _unusable_names(policy: Policy) -> list[str]:
     """Site names are parts of topic names; the others are labels of metrics, keys of records and file-safe ids."""
-    tables = {"classes": policy.classes, "tenants": policy.tenants, "models": policy.models, "sites": policy.sites}
+    tables = {
+        "classes": policy.classes,
+        "tenants": policy.tenants,
+        "models": policy.models,
+        "sites": policy.sites,
+        "shadows": policy.shadows,
+    }
     problems = [f"sites: {name!r} is not 1 to 64 of A-Z a-z 0-9 . _ -" for name in policy.sites if not SITE.match(name)]
     for kind, names in tables.items():
         problems += [
@@ -318,6 +330,7 @@ def _unusable_names(policy: Policy) -> list[str]:
 
 SITE = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")  # Kafka's alphabet of topic names, which end at 249 characters
 NAME_BYTES_MAX = 256
+SHADOWS_MAX = 8  # each takes as long as the decision itself
 
 
 def _dangling(policy: Policy) -> list[str]:
@@ -334,6 +347,8 @@ def _dangling(policy: Policy) -> list[str]:
             ("loss", site.loss),
         ):
             problems += [f"sites.{name}.{field}: no site {o!r}" for o in table if o not in policy.sites]
+    if len(policy.shadows) > SHADOWS_MAX:
+        problems.append(f"shadows: {len(policy.shadows)} of them, at most {SHADOWS_MAX} are asked")
     if policy.default_tenant and policy.default_tenant not in policy.tenants:
         problems.append(f"default_tenant: no tenant {policy.default_tenant!r}")
     return problems

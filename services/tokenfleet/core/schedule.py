@@ -5,13 +5,12 @@ quota, the send that FleetMind remembers. What must be placed and recorded comes
 """
 
 from collections.abc import Callable, Iterator
-from random import Random
 
 import numpy as np
 from msgspec.structs import replace
 
 from tokenfleet.core.answers import elsewhere, refused_for, routed, ruled_out, stays, waits
-from tokenfleet.core.asked import Asked, Decided, Ids, Steps, Turn
+from tokenfleet.core.asked import Asked, Decided, Ids, Steps, Turn, chance_of
 from tokenfleet.core.decision import Candidate, Reason, Request
 from tokenfleet.core.errors import BadRequestError
 from tokenfleet.core.fleetmind.dispatch import Dispatch, dispatch
@@ -92,7 +91,7 @@ def _asked(site: Site, request: Request, steps: Steps, ids: Ids, now_s: float, t
         output_q90=q90,
         charge=_charge(site, policy, request, steps, now_s),  # last: a request that can't be asked costs nothing
         now_s=now_s,
-        rng=Random(f"{request.id}/{request.attempt}/{request.hop}"),
+        rng=chance_of(request),
         turn=turn,
     )
 

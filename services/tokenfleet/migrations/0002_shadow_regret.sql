@@ -1,0 +1,1 @@
+../../../migrations/0002_shadow_regret.sql
