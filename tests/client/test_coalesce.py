@@ -12,12 +12,12 @@ import grpc.aio
 import pytest
 from google.rpc import code_pb2
 
-from tests.adapters.desks import Office
+from tests.adapters.desks import Office, event
 from tests.adapters.desks import request as placeable
 from tokenfleet.client import coalesce
 from tokenfleet.client.coalesce import BATCH_MAX, REQUEST_BYTES_MAX, RouteError
 from tokenfleet.client.gateway import Gateway
-from tokenfleet.wire.v1 import decision_pb2, scheduler_pb2, scheduler_pb2_grpc
+from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 Answering = Callable[[int], Awaitable[None]]
 
@@ -254,3 +254,100 @@ async def test_callers_that_come_and_go_on_the_real_service_leave_nothing_behind
         assert not fleet._coalescer._waiting
         assert (await fleet.route(placeable("last"))).request == "last"
     assert [d.request for envelope in office.outbox.of("decisions") for d in envelope.decisions] == ["last"]
+
+
+def holdable(name: str, **facts: Any) -> decision_pb2.Request:
+    return placeable(name, **({"prompt_tokens": 3000, "wait_max_s": 30.0} | facts))
+
+
+def first_token(office: Office, decision: decision_pb2.Decision) -> None:
+    kind = outcomes_pb2.OUTCOME_KIND_FIRST_TOKEN
+    office.desk.report(event(decision.request, decision=decision.id, instance=decision.target, kind=kind))
+
+
+async def until_held(office: Office, count: int) -> None:
+    async with asyncio.timeout(10.0):
+        while len(office.desk.holding) != count:
+            await asyncio.sleep(0.001)
+
+
+async def test_a_held_question_gives_way_to_others_and_outlives_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coalesce, "STREAM_AGE_MAX_S", 0.05)
+    monkeypatch.setattr(coalesce, "TRY_TIMEOUT_S", 20.0)
+    office = Office(small=1)
+    async with office.serving() as (server, _), Gateway([f"127.0.0.1:{server.port}"]) as fleet:
+        running = await fleet.route(placeable("running", prompt_tokens=60_000))
+        held = asyncio.create_task(fleet.route(holdable("held")))
+        await until_held(office, 1)
+        for n in range(20):  # on several streams
+            assert (await fleet.route(placeable(f"r{n}"), dry_run=True)).request == f"r{n}"
+            await asyncio.sleep(0.01)
+        assert fleet._coalescer is not None
+        assert fleet._coalescer._old
+        assert len(office.desk.holding) == 1
+        assert (await fleet.route(holdable("dry"), dry_run=True)).verdict == decision_pb2.VERDICT_QUEUE
+        first_token(office, running)
+        assert (await held).verdict == decision_pb2.VERDICT_ADMIT
+    told = [d.verdict for envelope in office.outbox.of("decisions") for d in envelope.decisions if d.request == "held"]
+    assert told == ["queue", "admit"]
+
+
+async def test_a_caller_that_leaves_a_held_question_places_nothing() -> None:
+    office = Office(small=1)
+    async with office.serving() as (server, _), Gateway([f"127.0.0.1:{server.port}"]) as fleet:
+        await fleet.route(placeable("running", prompt_tokens=60_000))
+        leaves = asyncio.create_task(fleet.route(holdable("leaves")))
+        stays = asyncio.create_task(fleet.route(holdable("stays")))
+        await until_held(office, 2)
+        leaves.cancel()
+        with pytest.raises(RouteError, match="no decision within"):
+            await fleet.route(holdable("late"), timeout_s=0.1)
+        await until_held(office, 1)
+        stays.cancel()
+        await until_held(office, 0)
+        assert len(office.town.site.ledger) == 1
+
+
+async def test_a_held_question_is_asked_elsewhere_when_its_replica_goes() -> None:
+    class Holds(Replica):
+        """Holds every request for ever and, told to go, ends its streams."""
+
+        going = asyncio.Event()
+
+        async def RouteStream(
+            self,
+            request_iterator: AsyncIterator[scheduler_pb2.RouteStreamRequest],
+            context: grpc.aio.ServicerContext[Any, Any],
+        ) -> AsyncIterator[scheduler_pb2.RouteStreamResponse]:
+            message = await anext(request_iterator)
+            self.batches.append([each.request.id for each in message.requests])
+            queue = decision_pb2.VERDICT_QUEUE
+            answers = [
+                scheduler_pb2.RouteAnswer(decision=decision_pb2.Decision(id=each.request.id, verdict=queue))
+                for each in message.requests
+            ]
+            yield scheduler_pb2.RouteStreamResponse(answers=answers)
+            await self.going.wait()
+
+    holds, good = Holds("holds", at_once), Replica("good", at_once)
+    async with asking(holds, good) as fleet:
+        answers = [asyncio.create_task(fleet.route(request(f"r{n}", wait_max_s=30.0))) for n in range(4)]
+        while not holds.batches and not all(answer.done() for answer in answers):
+            await asyncio.sleep(0.01)
+        holds.going.set()
+        assert {(await answer).target for answer in answers} == {"good"}
+
+
+async def test_a_replica_that_freezes_while_it_holds_is_left_after_the_longest_wait() -> None:
+    async def nothing_more(batch: int) -> None: ...
+
+    class Freezes(Replica):
+        """Says `queue` and nothing ever after."""
+
+        def _answer(self, request: decision_pb2.Request) -> scheduler_pb2.RouteAnswer:
+            queue = decision_pb2.Decision(id=request.id, verdict=decision_pb2.VERDICT_QUEUE)
+            return scheduler_pb2.RouteAnswer(decision=queue)
+
+    async with asking(Freezes("frozen", nothing_more), Replica("good", at_once)) as fleet:
+        answers = await asyncio.gather(*(fleet.route(request(f"r{n}", wait_max_s=0.2)) for n in range(4)))
+    assert {answer.target for answer in answers} == {"good"}

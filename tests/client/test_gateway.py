@@ -1,13 +1,15 @@
 """Gateway client: an answer comes as long as one replica gives one."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import grpc.aio
 import pytest
 
+from tests.adapters.desks import Office, event
+from tests.adapters.desks import request as placeable
 from tokenfleet.client import gateway
 from tokenfleet.client.gateway import SERVICE_CONFIG, Gateway, target_of
 from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2, outcomes_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
@@ -164,3 +166,60 @@ async def test_a_listener_that_fails_does_not_end_the_reports_that_follow() -> N
             await fleet.drained()
     finally:
         await server.stop(None)
+
+
+async def test_a_held_request_is_waited_for_and_its_trail_tells_of_it() -> None:
+    office = Office(small=1)
+    async with office.serving() as (server, _), Gateway([f"127.0.0.1:{server.port}"]) as fleet:
+        running = (await fleet.schedule(placeable("running", prompt_tokens=20_000))).decision
+        held = asyncio.create_task(fleet.schedule(placeable("held", prompt_tokens=3000, wait_max_s=30.0)))
+        async with asyncio.timeout(10.0):
+            while len(office.desk.holding) != 1:
+                await asyncio.sleep(0.001)
+        kind = outcomes_pb2.OUTCOME_KIND_FIRST_TOKEN
+        office.desk.report(event("running", decision=running.id, instance=running.target, kind=kind))
+        answer = await held
+        assert answer.admitted
+        queue, admit = decision_pb2.VERDICT_QUEUE, decision_pb2.VERDICT_ADMIT
+        assert [decision.verdict for decision in answer.trail] == [queue, admit]
+        dry = await fleet.schedule(placeable("dry", wait_max_s=30.0), dry_run=True)
+        assert dry.decision.dry_run
+        with pytest.raises(grpc.aio.AioRpcError, match="gpt-9") as caught:
+            await fleet.schedule(placeable("bad", model="gpt-9", wait_max_s=30.0))
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_of_a_request_that_may_be_held_a_frozen_replica_is_left_as_soon_as_of_any_other() -> None:
+    """What holds says so at once; what says nothing is asked no longer, however long the request may wait."""
+
+    class Streams(scheduler_pb2_grpc.SchedulerServicer):
+        async def ScheduleStream(
+            self,
+            request_iterator: AsyncIterator[scheduler_pb2.ScheduleRequest],
+            context: grpc.aio.ServicerContext[Any, Any],
+        ) -> AsyncIterator[scheduler_pb2.ScheduleResponse]:
+            async for message in request_iterator:
+                decision = decision_pb2.Decision(request=message.request.id, verdict=decision_pb2.VERDICT_ADMIT)
+                yield scheduler_pb2.ScheduleResponse(decision=decision)
+
+    class Frozen(scheduler_pb2_grpc.SchedulerServicer):
+        async def ScheduleStream(
+            self,
+            request_iterator: AsyncIterator[scheduler_pb2.ScheduleRequest],
+            context: grpc.aio.ServicerContext[Any, Any],
+        ) -> AsyncIterator[scheduler_pb2.ScheduleResponse]:
+            await asyncio.Event().wait()
+            yield scheduler_pb2.ScheduleResponse()
+
+    async with AsyncExitStack() as stack:
+        addresses: list[str] = []
+        for servicer in (Streams(), Frozen()):
+            server = grpc.aio.server()
+            scheduler_pb2_grpc.add_SchedulerServicer_to_server(servicer, server)
+            addresses.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+            await server.start()
+            stack.push_async_callback(server.stop, None)
+        fleet = await stack.enter_async_context(Gateway(addresses))
+        asked = [fleet.schedule(decision_pb2.Request(id=f"r{n}", wait_max_s=3600.0)) for n in range(6)]
+        answers = await asyncio.wait_for(asyncio.gather(*asked), 20.0)
+    assert [answer.decision.request for answer in answers] == [f"r{n}" for n in range(6)]

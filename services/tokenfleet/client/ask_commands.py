@@ -22,6 +22,7 @@ RouteSite = Annotated[str, typer.Option(help="Site whose instances to choose fro
 Prompt = Annotated[int, typer.Option(help="Tokens of the prompt.")]
 Budget = Annotated[int | None, typer.Option(help="Output budget in tokens.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Decide without placing or recording anything.")]
+Wait = Annotated[float, typer.Option(min=0.0, help="Seconds that it may be held for an instance (late binding).")]
 RequestId = Annotated[str, typer.Option("--id", help="Request id. Default: a new one.")]
 Task = Annotated[str, typer.Option(help="Task label, for example batch.")]
 
@@ -33,6 +34,7 @@ def schedule(
     prompt_tokens: Prompt = 1000,
     max_tokens: Budget = None,
     task: Task = "",
+    wait: Wait = 0.0,
     request_id: RequestId = "",
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -42,7 +44,7 @@ def schedule(
     """Ask for one decision: run now? at which site? which instance?"""
     from tokenfleet.client import calls
 
-    request = _request(model, tenant, site, prompt_tokens, max_tokens, task, request_id)
+    request = _request(model, tenant, site, prompt_tokens, max_tokens, task, request_id, wait)
     _show(asyncio.run(calls.schedule(targets_of(gateway, site, state_dir), request, dry_run=dry_run)), as_json)
 
 
@@ -53,6 +55,7 @@ def route(
     prompt_tokens: Prompt = 1000,
     max_tokens: Budget = None,
     task: Task = "",
+    wait: Wait = 0.0,
     request_id: RequestId = "",
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -63,7 +66,7 @@ def route(
     from tokenfleet.client import calls
 
     site = site or _site_serving(model, gateway, state_dir)
-    request = _request(model, tenant, site, prompt_tokens, max_tokens, task, request_id)
+    request = _request(model, tenant, site, prompt_tokens, max_tokens, task, request_id, wait)
     _show(asyncio.run(calls.route(targets_of(gateway, site, state_dir), request, dry_run=dry_run)), as_json)
 
 
@@ -125,7 +128,14 @@ def targets_of(gateway: str, site: str, state_dir: Path) -> tuple[str, ...]:
 
 
 def _request(
-    model: str, tenant: str, site: str, prompt_tokens: int, max_tokens: int | None, task: str, request_id: str
+    model: str,
+    tenant: str,
+    site: str,
+    prompt_tokens: int,
+    max_tokens: int | None,
+    task: str,
+    request_id: str,
+    wait_max_s: float = 0.0,
 ) -> "decision_pb2.Request":
     import uuid
 
@@ -143,6 +153,7 @@ def _request(
         max_tokens=max_tokens,
         stream=not task,
         task=task,
+        wait_max_s=wait_max_s,
     )
 
 

@@ -23,14 +23,16 @@ async def schedule(targets: Sequence[str], request: decision_pb2.Request, *, dry
     """The three questions at once, without following redirects."""
     message = scheduler_pb2.ScheduleRequest(request=request, dry_run=dry_run)
     stub = scheduler_pb2_grpc.SchedulerStub
-    return (await _call(targets, lambda channel: _unary(stub(channel), "Schedule", message))).decision
+    wait_s = request.wait_max_s
+    return (await _call(targets, lambda channel: _unary(stub(channel), "Schedule", message, wait_s))).decision
 
 
 async def route(targets: Sequence[str], request: decision_pb2.Request, *, dry_run: bool) -> decision_pb2.Decision:
     """Which instance of the site behind `targets`."""
     message = scheduler_pb2.RouteRequest(request=request, dry_run=dry_run)
     stub = scheduler_pb2_grpc.TokenPilotStub
-    return (await _call(targets, lambda channel: _unary(stub(channel), "Route", message))).decision
+    wait_s = request.wait_max_s
+    return (await _call(targets, lambda channel: _unary(stub(channel), "Route", message, wait_s))).decision
 
 
 async def what_if(
@@ -66,8 +68,8 @@ async def find(
     return await _call([target], lambda channel: _unary(audit_pb2_grpc.AuditStub(channel), "Find", message))
 
 
-def _unary(stub: Any, method: str, message: Any) -> Awaitable[Any]:
-    return getattr(stub, method)(message, timeout=CALL_TIMEOUT_S)
+def _unary(stub: Any, method: str, message: Any, wait_max_s: float = 0.0) -> Awaitable[Any]:
+    return getattr(stub, method)(message, timeout=CALL_TIMEOUT_S + wait_max_s)
 
 
 async def _call(targets: Sequence[str], ask: Callable[[grpc.aio.Channel], Awaitable[Any]]) -> Any:

@@ -2,7 +2,8 @@
 
 A question waits at most GATHER_S for company, and not at all when nothing is on its way. A stream that fails, or says
 nothing for TRY_TIMEOUT_S, is left for the next replica, which is asked what is unanswered: a decision that comes twice
-is void the second time, for the outcome names the one that was used.
+is void the second time, for the outcome names the one that was used. A held question gives way to those behind it: it
+waits for its final answer on the stream that holds it, also when that one has given way to a new one.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, Final
 
 import grpc
@@ -17,6 +19,7 @@ import grpc.aio
 from msgspec import Struct
 
 from tokenfleet.adapters.clock import monotonic_s
+from tokenfleet.client.route_error import SILENT_CODES, RouteError, error_of
 from tokenfleet.wire.v1 import decision_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -30,16 +33,6 @@ BATCH_BYTES_MAX: Final = 1 << 20  # the service takes messages of 2 MiB
 REQUEST_BYTES_MAX: Final = 256 << 10  # 16,384 block keys are 128 KiB
 STREAM_AGE_MAX_S: Final = 60.0  # then a new one, so that replicas that came back get their share
 TRY_TIMEOUT_S: Final = 1.0
-SILENT_CODES: Final = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-
-
-class RouteError(grpc.aio.AioRpcError):
-    """One request got no decision. `reason` and `field` are those of the service's Problem, empty if it said none."""
-
-    def __init__(self, code: grpc.StatusCode, details: str, *, reason: str = "", field: str = "") -> None:
-        super().__init__(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
-        self.reason = reason
-        self.field = field
 
 
 class Coalescer:
@@ -52,6 +45,9 @@ class Coalescer:
         self._lane = 0
         self._waiting: deque[_Question] = deque()
         self._unanswered: deque[_Batch] = deque()
+        self._held: _Held = {}  # by the id of the `queue` decision, of the present stream
+        self._withdrawn: list[str] = []
+        self._old: set[asyncio.Task[None]] = set()  # readers of old streams that still hold something
         self._gathered = asyncio.Event()
         self._room = asyncio.Event()
         self._asking: asyncio.Task[None] | None = None
@@ -72,9 +68,13 @@ class Coalescer:
             return await question.answer  # a caller that is cancelled takes only its own question back
         finally:
             late.cancel()
+            self._withdraw(question)
 
     async def close(self) -> None:
         """Ends the stream; who still waits is told so."""
+        for task in self._old:
+            task.cancel()
+        await asyncio.gather(*self._old, return_exceptions=True)
         if self._asking is not None:
             self._asking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -97,17 +97,24 @@ class Coalescer:
         """One stream after another, each opened when there is something to ask."""
         while True:
             await self._gathered.wait()
+            self._withdrawn.clear()  # of another stream
             stub: Any = scheduler_pb2_grpc.TokenPilotStub(self._channel(self._lanes[self._lane]))
             call = stub.RouteStream()
             writing = asyncio.create_task(self._write(call))
+            reading: asyncio.Future[Any] | None = None
             try:
-                await self._read(call)
+                reading = await self._read(call, writing)
                 self._lane = 0
             except grpc.aio.AioRpcError as error:
                 self._failed(error)
             finally:
                 writing.cancel()
-                call.cancel()
+                if reading is not None:
+                    held, self._held = self._held, {}
+                    self._old.add(old := asyncio.create_task(self._read_out(call, reading, held)))
+                    old.add_done_callback(self._old.discard)
+                else:
+                    call.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await writing
 
@@ -124,59 +131,86 @@ class Coalescer:
                     while len(self._unanswered) >= BATCHES_UNANSWERED_MAX:
                         self._room.clear()
                         await self._room.wait()
-                    if not (questions := self._batch()):
+                    questions, withdrawn = self._batch(), self._withdrawn
+                    if not questions and not withdrawn:
                         break
+                    self._withdrawn = []
                     self._unanswered.append(_Batch(questions=questions, sent_at_s=monotonic_s()))
                     messages = [question.message for question in questions]
-                    await call.write(scheduler_pb2.RouteStreamRequest(requests=messages))
+                    await call.write(scheduler_pb2.RouteStreamRequest(requests=messages, withdrawn=withdrawn))
             await call.done_writing()
 
-    async def _read(self, call: Any) -> None:
-        """Hands each answer to its caller until the stream ends. Raises AioRpcError when it fails or falls silent."""
+    async def _read(self, call: Any, writing: "asyncio.Task[None]") -> "asyncio.Future[Any] | None":
+        """Hands each answer to its caller until the stream ends, or until an old one has only held questions left: then
+        the read that waits for their final answers is given back.
+
+        Raises AioRpcError when the stream fails or falls silent.
+        """
         while True:
             reading = asyncio.ensure_future(call.read())
             try:
                 while not reading.done():
-                    await asyncio.wait((reading,), timeout=self._patience_s())
+                    if writing.done() and self._held and not self._unanswered:
+                        old, reading = reading, _nothing()
+                        return old
+                    waited_for = (reading,) if writing.done() else (reading, writing)
+                    await asyncio.wait(waited_for, timeout=self._patience_s(), return_when=asyncio.FIRST_COMPLETED)
             finally:
                 reading.cancel()
-            try:
-                response = reading.result()
-            except asyncio.CancelledError as error:  # gRPC's own: nobody of us has cancelled the call
-                raise RouteError(grpc.StatusCode.UNAVAILABLE, "the stream was cut") from error
-            if response is grpc.aio.EOF:
-                if self._unanswered:
+            if (response := _told(reading)) is None:
+                if self._unanswered or self._held:
                     raise RouteError(grpc.StatusCode.UNAVAILABLE, "the stream ended before its last answer")
-                return
+                return None
             self._answer(response.answers)
 
     def _patience_s(self) -> float:
-        """How long the oldest batch may still wait. Raises RouteError when it has waited for too long."""
-        if not self._unanswered:
+        """How long the oldest batch and the question held for longest may still wait. Raises RouteError when it was too
+        long."""
+        limits_s = [batch.sent_at_s + TRY_TIMEOUT_S for batch in islice(self._unanswered, 1)]
+        limits_s += [questions[0].held_until_s for questions in islice(self._held.values(), 1)]
+        if not limits_s:
             return TRY_TIMEOUT_S
-        left_s = self._unanswered[0].sent_at_s + TRY_TIMEOUT_S - monotonic_s()
+        left_s = min(limits_s) - monotonic_s()
         if left_s <= 0:
             raise RouteError(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer in {TRY_TIMEOUT_S:g} s")
         return left_s
 
+    async def _read_out(self, call: Any, reading: "asyncio.Future[Any]", held: "_Held") -> None:
+        """The final answers of a stream that gave way to a new one; who gets none there is asked again."""
+        try:
+            while held:
+                limit_s = max(question.held_until_s for questions in held.values() for question in questions)
+                async with asyncio.timeout(limit_s - monotonic_s()):
+                    await asyncio.wait((reading,))
+                if (response := _told(reading)) is None:
+                    return
+                _finish(response.answers, held)
+                reading = asyncio.ensure_future(call.read())
+        except (grpc.aio.AioRpcError, TimeoutError) as error:
+            log.warning("a stream that held %d requests failed (%s); they are asked again", len(held), error)
+        finally:
+            reading.cancel()
+            call.cancel()
+            self._again([question for questions in held.values() for question in questions])
+
     def _answer(self, answers: Sequence[scheduler_pb2.RouteAnswer]) -> None:
+        if answers and answers[0].held:
+            _finish(answers, self._held)
+            return
         batch = self._unanswered.popleft()
         self._room.set()
         again: RouteError | None = None
         left: list[_Question] = []
         for question, answer in zip(batch.questions, answers, strict=True):
             if question.answer.done():
+                if answer.decision.verdict == decision_pb2.VERDICT_QUEUE and not question.message.dry_run:
+                    self._withdrawn.append(answer.decision.id)
+                    self._gathered.set()
                 continue
             if answer.HasField("decision"):
-                question.answer.set_result(answer.decision)
+                self._take(question, answer.decision)
                 continue
-            problem = answer.error
-            error = RouteError(
-                _CODES.get(problem.code, grpc.StatusCode.UNKNOWN),
-                problem.message,
-                reason=problem.reason,
-                field=problem.field,
-            )
+            error = error_of(answer.error)
             if error.code() in SILENT_CODES:  # this replica can't; another may
                 again = error
                 left.append(question)
@@ -186,22 +220,52 @@ class Coalescer:
             self._unanswered.appendleft(_Batch(questions=left, sent_at_s=batch.sent_at_s))
             raise again
 
+    def _take(self, question: "_Question", decision: decision_pb2.Decision) -> None:
+        """The service's decision, or its word that the final one comes later."""
+        if decision.verdict != decision_pb2.VERDICT_QUEUE or question.message.dry_run:
+            question.answer.set_result(decision)
+            return
+        question.held = decision.id
+        question.held_until_s = monotonic_s() + question.message.request.wait_max_s + TRY_TIMEOUT_S
+        self._held.setdefault(decision.id, []).append(question)
+
+    def _withdraw(self, question: "_Question") -> None:
+        """Its caller has an answer or has left; if it is still held, the service need not go on holding it."""
+        questions = self._held.get(question.held, [])
+        if question in questions:
+            questions.remove(question)
+            if not questions:
+                del self._held[question.held]
+            self._withdrawn.append(question.held)
+            self._gathered.set()
+
     def _failed(self, error: grpc.aio.AioRpcError) -> None:
         """Puts what is unanswered back to the front for the next replica, unless each has been asked."""
         silent = error.code() in SILENT_CODES
         self._lane = (self._lane + 1) % len(self._lanes)
         back: list[_Question] = []
-        for batch in self._unanswered:
-            for question in batch.questions:
-                question.tries += 1
-                if question.answer.done():
-                    continue
-                if silent and question.tries < len(self._lanes):
-                    back.append(question)
-                else:
-                    question.answer.set_exception(error)
+        for question in self._open():
+            question.tries += 1
+            if question.answer.done():
+                continue
+            if silent and question.tries < len(self._lanes):
+                back.append(question)
+            else:
+                question.answer.set_exception(error)
         self._unanswered.clear()
-        self._waiting.extendleft(reversed(back))
+        self._held.clear()
+        self._again(back)
+
+    def _open(self) -> "list[_Question]":
+        """All that is asked on the present stream, held ones first: they have waited for longest."""
+        held = [question for questions in self._held.values() for question in questions]
+        return held + [question for batch in self._unanswered for question in batch.questions]
+
+    def _again(self, questions: "list[_Question]") -> None:
+        """Puts questions to the front of those that wait."""
+        for question in questions:
+            question.held = ""
+        self._waiting.extendleft(reversed(questions))
         if self._waiting:
             self._gathered.set()
         else:
@@ -227,20 +291,26 @@ class Coalescer:
         if not asking.cancelled() and (error := asking.exception()) is not None:
             log.error("asking for routes failed unforeseen; the next request begins anew", exc_info=error)
             code, details = grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"
-        for question in (*(q for batch in self._unanswered for q in batch.questions), *self._waiting):
+        for question in (*self._open(), *self._waiting):
             if not question.answer.done():
                 question.answer.set_exception(RouteError(code, details))
         self._unanswered.clear()
+        self._held.clear()
         self._waiting.clear()
         self._gathered.clear()
 
 
-class _Question(Struct, kw_only=True):
-    """One caller's request, and the future on which that caller waits."""
+class _Question(Struct, kw_only=True, eq=False):
+    """One caller's request, and the future on which that caller waits; `held` is the `queue` decision it waits by."""
 
     message: scheduler_pb2.RouteRequest
     answer: "asyncio.Future[decision_pb2.Decision]"
     tries: int = 0
+    held: str = ""
+    held_until_s: float = 0.0
+
+
+_Held = dict[str, list[_Question]]
 
 
 class _Batch(Struct, frozen=True, kw_only=True):
@@ -248,7 +318,30 @@ class _Batch(Struct, frozen=True, kw_only=True):
     sent_at_s: float
 
 
-_CODES: Final[dict[int, grpc.StatusCode]] = {code.value[0]: code for code in grpc.StatusCode}
+def _nothing() -> "asyncio.Future[Any]":
+    """A read that was given to somebody else."""
+    return asyncio.get_running_loop().create_future()
+
+
+def _told(reading: "asyncio.Future[Any]") -> scheduler_pb2.RouteStreamResponse | None:
+    """What was read, None at the end of the stream."""
+    try:
+        response = reading.result()
+    except asyncio.CancelledError as error:  # gRPC's own: nobody of us has cancelled the call
+        raise RouteError(grpc.StatusCode.UNAVAILABLE, "the stream was cut") from error
+    return None if response is grpc.aio.EOF else response
+
+
+def _finish(answers: Sequence[scheduler_pb2.RouteAnswer], held: _Held) -> None:
+    """Hands final answers to those who waited for them; one whose caller has left is nobody's."""
+    for answer in answers:
+        for question in held.pop(answer.held, ()):
+            if question.answer.done():
+                continue
+            if answer.HasField("decision"):
+                question.answer.set_result(answer.decision)
+            else:
+                question.answer.set_exception(error_of(answer.error))
 
 
 def _give_up(question: _Question, timeout_s: float) -> None:

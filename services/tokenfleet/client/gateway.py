@@ -5,7 +5,8 @@
         if answer.admitted: ...send the request to answer.decision.address, and on the way:
         fleet.report(event, answer.gateways)
 
-`route` asks for an instance of this site alone; concurrent calls share one stream (client/coalesce.py).
+`route` asks for an instance of this site alone; concurrent calls share one stream (client/coalesce.py). A request with
+`wait_max_s` above 0 may be held so long before its answer comes; `dry_run` tells at once whether it would be.
 
 Retries are the published gRPC service config (SERVICE_CONFIG) plus two rules: when a replica says nothing in time, each
 replica is asked by name; a site that can't take a request it was sent is named in `sites_tried` and the origin is asked
@@ -27,6 +28,7 @@ from msgspec import Struct
 
 from tokenfleet.adapters.clock import monotonic_s
 from tokenfleet.client.coalesce import Coalescer, Targets
+from tokenfleet.client.held_call import schedule_held
 from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2, outcomes_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -111,22 +113,26 @@ class Gateway:
             await channel.close()
 
     async def schedule(self, request: decision_pb2.Request, *, dry_run: bool = False) -> Answer:
-        """The decision for `request`, after redirects. Raises grpc.aio.AioRpcError when the origin can't answer."""
+        """The decision for `request`, after redirects and after it was held, with the `queue` decision in the trail.
+
+        Raises grpc.aio.AioRpcError when the origin can't answer.
+        """
         trail: list[decision_pb2.Decision] = []
         asked = decision_pb2.Request()
         asked.CopyFrom(request)
         began_s = monotonic_s()
         while True:
-            asked.elapsed_s = request.elapsed_s + monotonic_s() - began_s  # what earlier tries took is spent
-            decision = await self._ask(self.targets, asked, dry_run=dry_run)
-            trail.append(decision)
+            _spend(asked, request, monotonic_s() - began_s)
+            trail += await self._ask(self.targets, asked, dry_run=dry_run)
+            decision = trail[-1]
             if decision.verdict != decision_pb2.VERDICT_REDIRECT:
                 return Answer(decision=decision, trail=tuple(trail), gateways=self.targets)
             there = tuple(decision.gateways)
-            asked.elapsed_s = request.elapsed_s + monotonic_s() - began_s
-            taken = await self._ask_site(there, asked, decision.lease, dry_run=dry_run)
-            if taken is not None:
-                trail.append(taken)
+            _spend(asked, request, monotonic_s() - began_s)
+            told = await self._ask_site(there, asked, decision.lease, dry_run=dry_run)
+            trail += told
+            if told:
+                taken = told[-1]
                 if taken.verdict != decision_pb2.VERDICT_REJECT or len(asked.sites_tried) + 1 >= ATTEMPTS_MAX:
                     return Answer(decision=taken, trail=tuple(trail), gateways=there)
             elif len(asked.sites_tried) + 1 >= ATTEMPTS_MAX:
@@ -135,15 +141,17 @@ class Gateway:
             asked.attempt += 1
 
     async def route(
-        self, request: decision_pb2.Request, *, dry_run: bool = False, timeout_s: float = ROUTE_TIMEOUT_S
+        self, request: decision_pb2.Request, *, dry_run: bool = False, timeout_s: float | None = None
     ) -> decision_pb2.Decision:
         """The decision on an instance of this very site, for many callers at once at the price of a batch.
 
-        Raises RouteError, a grpc.aio.AioRpcError: the service's own, or DEADLINE_EXCEEDED after `timeout_s`.
+        Raises RouteError, a grpc.aio.AioRpcError: the service's own, or DEADLINE_EXCEEDED after `timeout_s`, by default
+        ROUTE_TIMEOUT_S and the longest wait of `request`.
         """
         if self._coalescer is None:
             self._channel(self.targets)  # raises ValueError for targets that make none
             self._coalescer = Coalescer(self._channel, self.targets)
+        timeout_s = ROUTE_TIMEOUT_S + request.wait_max_s if timeout_s is None else timeout_s
         return await self._coalescer.route(request, dry_run=dry_run, timeout_s=timeout_s)
 
     def report(self, event: outcomes_pb2.OutcomeEvent, gateways: Targets = ()) -> None:
@@ -164,8 +172,12 @@ class Gateway:
         while any(self._waiting.values()):
             await asyncio.sleep(REPORT_PERIOD_S)
 
-    async def _ask(self, targets: Targets, request: decision_pb2.Request, *, dry_run: bool) -> decision_pb2.Decision:
+    async def _ask(
+        self, targets: Targets, request: decision_pb2.Request, *, dry_run: bool
+    ) -> list[decision_pb2.Decision]:
         """The decision of whichever replica's turn it is; when none comes, of the first that gives one when named.
+
+        It comes after a `queue` decision if the request was held.
 
         A replica that is frozen keeps its connection, so gRPC would give it its turn again. A decision that comes too
         late is void: the outcome names the one that was used. Raises grpc.aio.AioRpcError when no replica answers.
@@ -175,7 +187,9 @@ class Gateway:
         for asked in (targets, *((target,) for target in targets)):
             stub: Any = scheduler_pb2_grpc.SchedulerStub(self._channel(asked))
             try:
-                return (await stub.Schedule(message, timeout=TRY_TIMEOUT_S)).decision
+                if request.wait_max_s > 0.0:
+                    return await schedule_held(stub, message, patience_s=TRY_TIMEOUT_S)
+                return [(await stub.Schedule(message, timeout=TRY_TIMEOUT_S)).decision]
             except grpc.aio.AioRpcError as error:
                 if error.code() not in SILENT_CODES:
                     raise
@@ -185,8 +199,8 @@ class Gateway:
 
     async def _ask_site(
         self, targets: Targets, request: decision_pb2.Request, lease: str, *, dry_run: bool
-    ) -> decision_pb2.Decision | None:
-        """The decision of the site redirected to; None when it can't be reached."""
+    ) -> list[decision_pb2.Decision]:
+        """What the site redirected to says, its decision last; nothing when it can't be reached."""
         sent = decision_pb2.Request()
         sent.CopyFrom(request)
         sent.hop = 1
@@ -195,12 +209,12 @@ class Gateway:
             return await self._ask(targets, sent, dry_run=dry_run)
         except ValueError as error:
             log.error("no way to the site behind %s (%s); asking the origin again", targets, error)
-            return None
+            return []
         except grpc.aio.AioRpcError as error:
             if error.code() not in SILENT_CODES:
                 raise
             log.warning("site behind %s can't be reached (%s); asking the origin again", targets, error.code().name)
-            return None
+            return []
 
     def _channel(self, targets: Targets) -> grpc.aio.Channel:
         if targets not in self._channels:
@@ -227,6 +241,12 @@ class Gateway:
                     if index not in refused:
                         self._acknowledged(event)
                 del waiting[: len(batch)]
+
+
+def _spend(asked: decision_pb2.Request, request: decision_pb2.Request, spent_s: float) -> None:
+    """What earlier tries of `request` took has passed when it is `asked` again, and can't be waited again."""
+    asked.elapsed_s = request.elapsed_s + spent_s
+    asked.wait_max_s = max(0.0, request.wait_max_s - spent_s)
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

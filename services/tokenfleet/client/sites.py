@@ -19,7 +19,7 @@ def sites_table(seen: Sequence[scheduler_pb2.SitesResponse], *, silent: Sequence
     """
     table = Table(
         title=_title(seen),
-        caption=f"no replica answers at {', '.join(silent)}: as {seen[0].site} sees it" if silent else None,
+        caption="\n".join([*_holding(seen), *_silence(seen, silent)]) or None,
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
@@ -37,9 +37,26 @@ def sites_table(seen: Sequence[scheduler_pb2.SitesResponse], *, silent: Sequence
 
 def _title(seen: Sequence[scheduler_pb2.SitesResponse]) -> str:
     revisions = ", ".join(str(revision) for revision in sorted({each.policy_revision for each in seen}))
+    if blind := sorted({each.rule for each in seen} - {"", "cost"}):
+        revisions += f", rule {', '.join(blind)}"
     if len(seen) == 1:
         return f"as {seen[0].site}/{seen[0].replica} sees it, policy {revisions}"
     return f"each site as a replica of its own sees it, policy {revisions}"
+
+
+def _holding(seen: Sequence[scheduler_pb2.SitesResponse]) -> list[str]:
+    """What late binding does at each site that has engines, or why it does nothing."""
+    words: dict[str, list[str]] = {}
+    for each in seen:
+        own = _named(each, each.site)
+        if own is not None and own.pools:
+            said = f"nothing is held: {each.holds_none}" if each.holds_none else f"{each.held} requests held"
+            words.setdefault(said, []).append(f"{each.site}/{each.replica}")
+    return [f"late binding at {', '.join(replicas)}: {said}" for said, replicas in words.items()]
+
+
+def _silence(seen: Sequence[scheduler_pb2.SitesResponse], silent: Sequence[str]) -> list[str]:
+    return [f"no replica answers at {', '.join(silent)}: as {seen[0].site} sees it"] if silent else []
 
 
 def _named(seen: scheduler_pb2.SitesResponse, name: str) -> scheduler_pb2.Site | None:

@@ -1,0 +1,53 @@
+"""Held call: one request that its replica may hold; who is silent is left as soon as one that can't hold anything.
+
+A unary call that is held says nothing until the end, as a frozen replica does. A stream of one request says `queue`.
+"""
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from tokenfleet.client.route_error import RouteError, error_of
+from tokenfleet.wire.v1 import decision_pb2, scheduler_pb2
+
+
+async def schedule_held(
+    stub: Any, message: scheduler_pb2.ScheduleRequest, *, patience_s: float
+) -> list[decision_pb2.Decision]:
+    """The decision on `message`; after a `queue` decision if it was held.
+
+    Raises RouteError, a grpc.aio.AioRpcError: the service's own, or one of SILENT_CODES when nothing is said within
+    `patience_s`, or within that and the longest wait of what is held.
+    """
+    call = stub.ScheduleStream()
+    try:
+        async with asyncio.timeout(patience_s):
+            await call.write(message)
+            first = await _read(call)
+        if first.verdict != decision_pb2.VERDICT_QUEUE or message.dry_run:
+            return [first]
+        async with asyncio.timeout(message.request.wait_max_s + patience_s):
+            return [first, await _read(call)]
+    except TimeoutError as error:
+        raise RouteError(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer in {patience_s:g} s") from error
+    except asyncio.InvalidStateError as error:  # written to a call that has failed: it says why
+        raise RouteError(await call.code(), await call.details() or "") from error
+    finally:
+        call.cancel()
+
+
+async def _read(call: Any) -> decision_pb2.Decision:
+    try:
+        response = await call.read()
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise RouteError(grpc.StatusCode.UNAVAILABLE, "the stream was cut") from error  # gRPC's own
+    if response is grpc.aio.EOF:
+        raise RouteError(grpc.StatusCode.UNAVAILABLE, "the stream ended before its answer")
+    if response.HasField("error"):
+        raise error_of(response.error)
+    return response.decision
