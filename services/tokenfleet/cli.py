@@ -56,6 +56,9 @@ def up(
         typer.Option(min=1, max=6, help="Rotated copies of the trace: 1 is 3.4 requests/s. Default: the fleet's."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the load.")] = 1,
+    policy: Annotated[
+        str, typer.Option(help="tokenpilot, power_of_two, least_requests, round_robin or random: who picks instances.")
+    ] = "",
     port_base: Annotated[int, typer.Option(min=1024, max=65000, help="First of the ports used.")] = 7400,
     state_dir: State = STATE,
 ) -> None:
@@ -75,6 +78,7 @@ def up(
         no_load=no_load,
         copies=copies,
         seed=seed,
+        policy=policy,
         port_base=port_base,
         state_dir=state_dir,
     )

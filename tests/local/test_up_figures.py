@@ -358,7 +358,7 @@ LIVE = LiveRows(
 )
 def test_the_table_fits_its_terminal_with_whole_cells(width: int, height: int, rows: int) -> None:
     console = Console(width=width, height=height, file=StringIO())
-    table = live_table(LIVE, {"a": 1.0, "b": 2.0}, "up 9 s", width=width, height=height)
+    table = live_table(LIVE, {"a": 1.0, "b": 2.0}, "up 9 s", policy="tokenpilot", width=width, height=height)
     with console.capture() as captured:
         console.print(table)
     lines = captured.get().splitlines()

@@ -49,7 +49,7 @@ def test_the_shipped_fleet_is_one_ingress_and_three_sites_and_agrees_with_the_po
         ("d", "large-chat@2026-03"): 2,
     }
     assert fleet.ingress[0] == "a"
-    assert {site: len(addresses) for site, addresses in layout.gateways.items()} == dict.fromkeys("abcd", 2)
+    assert {site: len(addresses) for site, addresses in layout.gateways.items()} == {"a": 2, "b": 2, "c": 1, "d": 1}
     refuse_strangers(fleet, load_policy()[0], source="shipped")
 
 

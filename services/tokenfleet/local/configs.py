@@ -71,6 +71,7 @@ def load_config(fleet: Fleet, layout: Layout, *, run: str, folder: Path, copies:
         site_secret=fleet.site_secret,
         block_tokens=fleet.block_tokens,
         copies=copies or shares.copies,
+        wait_max_s=shares.wait_max_s,
         seed=seed,
         folder=str(folder),
     )

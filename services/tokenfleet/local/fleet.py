@@ -41,6 +41,7 @@ class LoadShares(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     `origins` are keyed by the site where a conversation arrives. `batch_tenants` send batch jobs only, of the other
     conversations `batch_share` are batch jobs. `copies` of the trace are laid over each other: 3.4 requests/s each.
+    A request may be held for `wait_max_s` until an instance is near enough to idle.
     """
 
     origins: dict[str, Share]
@@ -49,6 +50,7 @@ class LoadShares(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     batch_tenants: tuple[str, ...] = ()
     batch_share: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.08
     copies: Annotated[int, Meta(ge=1, le=20)] = 1
+    wait_max_s: Annotated[float, Meta(ge=0.0)] = 0.0
 
 
 class Fleet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,14 +16,16 @@ FIGURES = (
 )
 
 
-def live_table(rows: LiveRows, ages_s: Mapping[str, float], foot: str, *, width: int, height: int) -> Table:
-    """In as much detail as a terminal of so many columns and lines has room for.
+def live_table(
+    rows: LiveRows, ages_s: Mapping[str, float], foot: str, *, policy: str, width: int, height: int
+) -> Table:
+    """Under the name of the policy in force, in as much detail as a terminal of so many columns and lines has room for.
 
     `ages_s` are the ages of each site's youngest telemetry at its last decision.
     """
     names, shown = _shown(rows, width=width, height=height)
     table = Table(
-        title=f"the last {WINDOW_S:.0f} s",
+        title=f"the last {WINDOW_S:.0f} s, policy {policy or UNKNOWN}",
         caption=foot,
         title_justify="left",
         caption_justify="left",
@@ -42,14 +44,15 @@ def live_table(rows: LiveRows, ages_s: Mapping[str, float], foot: str, *, width:
     return table
 
 
-def live_line(rows: LiveRows, ages_s: Mapping[str, float], foot: str) -> str:
+def live_line(rows: LiveRows, ages_s: Mapping[str, float], foot: str, *, policy: str) -> str:
     """The same, summed over the fleet."""
     total = rows.total
-    p95_s = [row.ttft_p95_s for row in rows.by_model if row.ttft_p95_s is not None]
+    ttft = f"p50 {seconds(total.ttft_p50_s)}, p95 {seconds(total.ttft_p95_s)}"
     return (
-        f"last {WINDOW_S:.0f} s: {total.arrivals} arrived, {total.admitted} admitted, {total.queued} queued, "
+        f"last {WINDOW_S:.0f} s, policy {policy or UNKNOWN}: "
+        f"{total.arrivals} arrived, {total.admitted} admitted, {total.queued} queued, "
         f"{total.rejected} rejected, {total.redirected} redirected; "
-        f"worst TTFT p95 {seconds(max(p95_s, default=None))}; goodput {total.goodput_tokens_per_s:,.0f} tokens/s; "
+        f"TTFT {ttft}; goodput {total.goodput_tokens_per_s:,.0f} tokens/s; "
         f"attained {share(total.attainment)}; "
         f"telemetry {seconds(max(ages_s.values(), default=None))} old; {foot}"
     )

@@ -7,6 +7,8 @@ class LoadConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`origins` are the gateways of each ingress site, `origin_shares` its share of the conversations; so are `models`
     and `tenants`. `batch_share` of the conversations run as batch jobs, those of `batch_tenants` all.
 
+    `wait_max_s` is how long a request may be held before it is sent (late binding).
+
     `run` begins every request id, so that books and rows of two runs never mix. `block_tokens` and `site_secret` must
     be the agents' own.
     """
@@ -24,3 +26,4 @@ class LoadConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seed: int = 1
     folder: str
     prompt_tokens_max: int = 60_000
+    wait_max_s: float = 0.0

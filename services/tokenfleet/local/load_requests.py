@@ -58,6 +58,7 @@ def request_of(
         task="batch" if batch else "",
         session=f"conversation-{conversation}" if len(row.hash_ids) > 1 else "",
         upload_bytes=BYTES_A_TOKEN * row.prompt_tokens,
+        wait_max_s=config.wait_max_s,
     )
     return request, tokens
 

@@ -34,6 +34,13 @@ class FleetMetrics:
         """The value of a metric without labels; None if the process has not told it."""
         return self._pages.get(process, {}).get((name, ()))
 
+    def state(self, name: str, process: str) -> str | None:
+        """The present one of a metric's states; None if the process has not told it."""
+        for (metric, labels), value in self._pages.get(process, {}).items():
+            if metric == name and value == 1.0:
+                return dict(labels)[name]
+        return None
+
     def counted(self, name: str, process: str, **labels: str) -> dict[tuple[tuple[str, str], ...], float]:
         """A counter's (or bucket's) series that have these labels, summed over the process's lives."""
         lives = (self._before.get(process, {}), self._pages.get(process, {}))

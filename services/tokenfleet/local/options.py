@@ -11,7 +11,7 @@ class UpOptions(Struct, frozen=True, kw_only=True):
     """`for_s` None runs until a signal. `kafka` (HOST:PORT) and `postgres` (DSN) replace the embedded ones when set.
 
     `engines` is a discovery file of real engines, which replace the simulated ones. `copies` of the trace override the
-    fleet's own.
+    fleet's own. `policy` is a name in policy_rule.NAMES, empty for what the fleet has anyway.
     """
 
     for_s: float | None = None
@@ -24,3 +24,4 @@ class UpOptions(Struct, frozen=True, kw_only=True):
     no_load: bool = False
     copies: int | None = None
     seed: int = 1
+    policy: str = ""

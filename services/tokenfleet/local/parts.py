@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 
 from tokenfleet.adapters.kafka_admin import Applied, apply
 from tokenfleet.adapters.postgres import migrate
-from tokenfleet.core.errors import SetupError
+from tokenfleet.core.errors import PolicyError, SetupError
+from tokenfleet.core.policy import Rule
 from tokenfleet.local import broker, postgres, programs
 from tokenfleet.local.child import Exit, Program
 from tokenfleet.local.children import Supervisor
@@ -18,6 +19,7 @@ from tokenfleet.local.configs import Configs
 from tokenfleet.local.fleet import Fleet
 from tokenfleet.local.http_get import NoAnswerError, get
 from tokenfleet.local.layout import HOST, Layout
+from tokenfleet.local.policy_rule import put_into_force
 
 BROKER, POSTGRES, LOAD = "broker", "postgres", "load"
 SERVING_WAIT_MAX_S = 120.0  # a machine under heavy load
@@ -30,19 +32,27 @@ class Parts:
     """What runs. `start` returns when all processes are started, `until_serving` when requests can be answered."""
 
     def __init__(
-        self, fleet: Fleet, layout: Layout, configs: Configs, supervisor: Supervisor, *, say: Callable[[str], None]
+        self,
+        fleet: Fleet,
+        layout: Layout,
+        configs: Configs,
+        supervisor: Supervisor,
+        *,
+        rule: Rule | None,
+        say: Callable[[str], None],
     ) -> None:
         self._fleet = fleet
         self._layout = layout
         self._configs = configs
         self._supervisor = supervisor
+        self._rule: Rule | None = rule
         self._say = say
         self._broker_ended = asyncio.Event()
 
     async def start(self, *, loaded: bool) -> None:
         """What a first decision needs, with the load, which waits until it is served.
 
-        Raises SetupError when a part does not come up.
+        Raises SetupError when a part does not come up, PolicyError when the rule can't be put into force.
         """
         first = programs.needed_first(self._layout, self._configs)
         if loaded:
@@ -87,8 +97,9 @@ class Parts:
             try:
                 await broker.until_ready(port=port)
                 await self._apply_topics()
+                await self._put_rule_into_force()
                 self._say("the broker was restarted; its topics are there again, what they held is gone")
-            except (TimeoutError, SetupError) as error:
+            except (TimeoutError, SetupError, PolicyError) as error:
                 self._say(f"the broker was restarted, its topics could not be applied: {error}")
                 self._broker_ended.set()
                 await asyncio.sleep(1.0)
@@ -110,6 +121,7 @@ class Parts:
             await self._supervisor.start(broker.program(port=port, name=BROKER, stop_wave=programs.STORES_WAVE))
             await _within(broker.until_ready(port=port), "the broker")
         await self._apply_topics()
+        await self._put_rule_into_force()
         for program in next_ones:
             await self._supervisor.start(program)
 
@@ -122,6 +134,11 @@ class Parts:
             if not (wrong := [each for each in applied if each.state == "wrong"]):
                 return
         raise SetupError(f"topic {wrong[0].name} {wrong[0].problem}: {wrong[0].remedy}")
+
+    async def _put_rule_into_force(self) -> None:
+        """What the policy topic says is gone with an embedded broker, so it is said to each of its lives."""
+        if self._rule is not None:
+            await put_into_force(self._layout.kafka, self._rule)
 
     async def _site_serves(self, site: str) -> None:
         places = [place for place in self._layout.decides if place.site == site]

@@ -17,6 +17,7 @@ from tokenfleet.local.children import Supervisor
 from tokenfleet.local.dead_letters import count_dead_letters
 from tokenfleet.local.fleet import Fleet
 from tokenfleet.local.layout import Layout
+from tokenfleet.local.live_table import seconds
 from tokenfleet.local.load_stats import read_stats
 from tokenfleet.local.metrics import quantile
 from tokenfleet.local.run import Run
@@ -58,7 +59,8 @@ class Report(Struct, frozen=True, kw_only=True):
     `admitted` … `redirected` count rows; `admitted_by_site` those of the site that runs the request,
     `decisions_by_site` all of the site that decided. `telemetry_rows` are scrapes that became visible to decisions,
     `visible_ms` how long after the scrape, `kv_blocks_indexed` (block, instance) pairs now. `first_decision_s` counts
-    since `up` began.
+    since `up` began. `policy` is what people call the rule in force at the end. `ttft_s` is of all classes; `held_ms`
+    is how long those were held that were (verdict `queue`), a part of their time to first token.
 
     `seconds` is the load's own time, from its begin until it was asked to stop, without the drain. Goodput per second
     and its cost are of that window: tokens of requests that finished within it, ready instances priced over it, idle
@@ -68,6 +70,7 @@ class Report(Struct, frozen=True, kw_only=True):
     each process that has them, as top(1) does.
     """
 
+    policy: str | None
     decisions: int | None
     admitted: int | None
     queued: int | None
@@ -77,6 +80,8 @@ class Report(Struct, frozen=True, kw_only=True):
     telemetry_rows: int | None
     kv_blocks_indexed: int | None
     visible_ms: Quantiles
+    held_ms: Quantiles
+    ttft_s: Quantiles
     classes: dict[str, ClassReport]
     cost_per_million_goodput_tokens: float | None
     audit_rows: int | None
@@ -116,7 +121,10 @@ async def report_of(
     from_s, until_s = load_time(run)
     first_s = stats.first_decision_at_s if stats is not None else None
     visible = summary.metrics.histogram("tokenfleet_row_visible_seconds", [place.name for place in layout.decides])
+    held = summary.metrics.histogram("tokenfleet_held_seconds", [place.name for place in layout.decides])
+    p50_s, p95_s = (rows and rows.all_ttft_s) or (None, None)
     return Report(
+        policy=", ".join(summary.policies()) or None,
         decisions=len(books.decisions) if books is not None else found and found.decisions,
         admitted=rows and rows.count("admit"),
         queued=rows and rows.count("queue"),
@@ -126,6 +134,8 @@ async def report_of(
         telemetry_rows=_telemetry_rows(layout, summary),
         kv_blocks_indexed=_blocks_indexed(layout, summary),
         visible_ms={"p50": _ms(quantile(visible, 0.5)), "p99": _ms(quantile(visible, 0.99))},
+        held_ms={"p50": _ms(quantile(held, 0.5)), "p95": _ms(quantile(held, 0.95))},
+        ttft_s={"p50": p50_s, "p95": p95_s},
         classes=_classes(rows, window) if rows is not None and window is not None else {},
         cost_per_million_goodput_tokens=window and window.cost_per_million_goodput_tokens,
         audit_rows=found and found.decisions + found.outcomes,
@@ -158,6 +168,10 @@ def print_report(report: Report, *, json: bool, say: Callable[[str], None]) -> N
         return
     verdicts = {name: getattr(report, word) for name, word in VERDICTS.items()}
     rows = f"{report.audit_rows} rows, {'unknown' if report.lost is None else report.lost} lost"
+    p50, p95 = (seconds(report.ttft_s[name]) for name in ("p50", "p95"))
+    held_p50, held_p95 = (told and f"{told:,.0f} ms" for told in (report.held_ms["p50"], report.held_ms["p95"]))
+    held = f"; {report.queued} held, p50 {held_p50}, p95 {held_p95}" if held_p50 else ""
+    say(f"policy {report.policy or 'unknown'}: TTFT p50 {p50}, p95 {p95}{held}")
     say(totals(decisions=report.decisions, verdicts=verdicts, outcomes=report.outcomes, rows=rows))
 
 

@@ -14,7 +14,7 @@ LATENCY = """
 select request_class, percentile_cont(array[0.5, 0.95]) within group (order by (body->>'ttft_s')::float8) as ttft_s
 from outcomes
 where at >= to_timestamp($1) and starts_with(request, $2) and kind = 'first_token' and body->>'ttft_s' is not null
-group by 1
+group by grouping sets ((request_class), ())
 """
 # A run's sums are under cluster ids of its own; a window that it shares with an earlier run was first written then.
 GOODPUT = """
@@ -51,12 +51,13 @@ class ClassSums(Struct, frozen=True, kw_only=True):
 
 class RunRows(Struct, frozen=True, kw_only=True):
     """`verdicts` count by verdict, the site that it names and the site that decided; `ttft_s` (p50, p95) and `sums` are
-    by class.
+    by class, `all_ttft_s` is of all classes, None without a first token.
     """
 
     verdicts: dict[tuple[str, str, str], int]
     ttft_s: dict[str, tuple[float, float]]
     sums: dict[str, ClassSums]
+    all_ttft_s: tuple[float, float] | None = None
 
     def count(self, verdict: str) -> int:
         return sum(n for (each, _, _), n in self.verdicts.items() if each == verdict)
@@ -74,8 +75,11 @@ async def run_rows(postgres: Postgres, *, run: str, since_wall_s: float) -> RunR
     latency = await postgres.fetch(LATENCY, since_wall_s, run)
     return RunRows(
         verdicts={(row["verdict"], row["site"], row["decided_at"]): row["n"] for row in verdicts},
-        ttft_s={row["request_class"]: tuple(row["ttft_s"]) for row in latency},
+        ttft_s={row["request_class"]: tuple(row["ttft_s"]) for row in latency if row["request_class"] is not None},
         sums=await class_sums(postgres, since_wall_s=since_wall_s),
+        all_ttft_s=next(
+            (tuple(row["ttft_s"]) for row in latency if row["request_class"] is None and row["ttft_s"]), None
+        ),
     )
 
 

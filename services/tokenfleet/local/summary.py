@@ -19,6 +19,7 @@ from tokenfleet.local.live_rows import NOTHING, live_rows
 from tokenfleet.local.live_table import live_line, live_table
 from tokenfleet.local.load_stats import read_stats
 from tokenfleet.local.metrics import FleetMetrics
+from tokenfleet.local.policy_rule import name_of
 from tokenfleet.local.postgres import without_password
 from tokenfleet.local.run import Run
 from tokenfleet.local.usage import Usage, usage_of
@@ -31,6 +32,7 @@ USAGE_PERIOD_S = 5.0
 UP = "up"
 LOG_LINE_SHOWN_MAX = 300
 AGE = "tokenfleet_telemetry_age_seconds"
+RULE = "tokenfleet_tokenpilot_rule"
 
 
 class Summary:
@@ -61,6 +63,11 @@ class Summary:
     @property
     def rss_sum_bytes(self) -> int:
         return sum(usage.rss_sum_bytes for usage in self.usage.values())
+
+    def policies(self) -> list[str]:
+        """What people call the rules by which the decision replicas choose instances: one, but while it is changed."""
+        rules = {self.metrics.state(RULE, place.name) for place in self._layout.decides}
+        return sorted(name_of(rule) for rule in rules if rule is not None)
 
     def say(self, line: str) -> None:
         self._console.print(line, markup=False, soft_wrap=True)
@@ -139,6 +146,7 @@ class Summary:
         for place in self._layout.decides:
             if (age_s := self.metrics.gauge(AGE, place.name)) is not None:
                 ages_s[place.site] = max(ages_s.get(place.site, 0.0), age_s)
+        policy = ", ".join(self.policies())
         foot = f"up {monotonic_s() - self._run.began_s:.0f} s, {self.rss_bytes / 1e6:,.0f} MB; lost: known at the end"
         try:
             rows = await live_rows(self.postgres, since_wall_s=self._run.began_wall_s)
@@ -146,9 +154,9 @@ class Summary:
             rows, foot = NOTHING, f"{foot}; the database does not answer: {error}"
         if live is not None:
             width, height = self._console.size
-            live.update(live_table(rows, ages_s, foot, width=width, height=height), refresh=True)
+            live.update(live_table(rows, ages_s, foot, policy=policy, width=width, height=height), refresh=True)
         else:
-            self.say(live_line(rows, ages_s, foot))
+            self.say(live_line(rows, ages_s, foot, policy=policy))
 
 
 def _last_line(path: Path) -> str:

@@ -28,6 +28,7 @@ from tokenfleet.local.layout import HOST, Layout, lay_out
 from tokenfleet.local.load_stats import ANSWERED, STATS
 from tokenfleet.local.options import UpOptions
 from tokenfleet.local.parts import LOAD, Parts
+from tokenfleet.local.policy_rule import rule_of
 from tokenfleet.local.ports import refuse_taken
 from tokenfleet.local.postgres import DataFolderError
 from tokenfleet.local.real_engines import real_fleet
@@ -89,7 +90,8 @@ async def _up(options: UpOptions, began_s: float) -> int:
                 ),
             )
             summary = Summary(layout, run, supervisor)
-            parts = Parts(fleet, layout, configs, supervisor, say=summary.say)
+            rule = rule_of(options.policy) if options.policy else None
+            parts = Parts(fleet, layout, configs, supervisor, rule=rule, say=summary.say)
             listeners += [parts, summary]
             async with asyncio.TaskGroup() as tasks, summary:
                 beside = [
@@ -111,7 +113,10 @@ async def _up(options: UpOptions, began_s: float) -> int:
 
 
 def _planned(options: UpOptions) -> tuple[Fleet, Layout]:
-    """What is to run, and where. Raises PolicyError for files that don't agree with one another."""
+    """What is to run, and where. Raises PolicyError for files that don't agree with one another, and
+    BadRequestError for a policy that there isn't."""
+    if options.policy:
+        rule_of(options.policy)
     policy, _ = load_policy()
     fleet = shipped_fleet()
     if options.engines is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import uvloop
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Enum, Gauge, Histogram
 
 from tokenfleet.adapters.clock import monotonic_s, wall_s
 from tokenfleet.adapters.desk import Desk
@@ -42,6 +42,7 @@ from tokenfleet.adapters.topics import (
 from tokenfleet.core.errors import SetupError
 from tokenfleet.core.records import CapacityShard
 from tokenfleet.core.site import Site
+from tokenfleet.core.tokenpilot.rules import RULES
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ WRITTEN: Final = (PLACEMENTS, OUTCOMES, DECISIONS)
 BLOCKS_INDEXED = Gauge("tokenfleet_kv_blocks_indexed", "Canonical (block, instance) pairs in the prefix index")
 LEDGER_ENTRIES = Gauge("tokenfleet_ledger_entries", "Placements that have not ended")
 ROWS_SEEN = Counter("tokenfleet_capacity_rows_seen_total", "New heartbeats that became visible to decisions")
+RULE = Enum("tokenfleet_tokenpilot_rule", "How instances are chosen", states=["cost", *RULES])
 VISIBLE = Histogram(
     "tokenfleet_row_visible_seconds",
     "Scrape to row visible to a decision, by wall clocks: exact on one host, else with their skew",
@@ -151,6 +153,7 @@ async def _advance(site: Site, followers: list[Follower[Any]], partitions: int) 
             site.advance(partition, now_s, live=placements.caught_up)
         BLOCKS_INDEXED.set(site.prefix.blocks_total)
         LEDGER_ENTRIES.set(len(site.ledger))
+        RULE.state(site.policy.tokenpilot.rule)
 
 
 def _tables(followers: list[Follower[Any]]) -> tuple[bool, str]:
