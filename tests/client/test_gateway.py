@@ -189,6 +189,16 @@ async def test_a_held_request_is_waited_for_and_its_trail_tells_of_it() -> None:
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+async def test_a_replica_that_is_not_ready_is_asked_again_for_a_held_request_too() -> None:
+    office = Office(small=1)
+    office.ready = False
+    async with office.serving() as (server, _), Gateway([f"127.0.0.1:{server.port}"]) as fleet:
+        asked = asyncio.create_task(fleet.schedule(placeable("r1", wait_max_s=30.0)))
+        await asyncio.sleep(0.1)
+        office.ready = True
+        assert (await asked).admitted
+
+
 async def test_of_a_request_that_may_be_held_a_frozen_replica_is_left_as_soon_as_of_any_other() -> None:
     """What holds says so at once; what says nothing is asked no longer, however long the request may wait."""
 

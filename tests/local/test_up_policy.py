@@ -8,7 +8,7 @@ from tokenfleet.adapters.kafka_admin import apply
 from tokenfleet.adapters.policy_file import load_policy, policy_text
 from tokenfleet.client.policies import read_log
 from tokenfleet.core.errors import BadRequestError, PolicyError
-from tokenfleet.core.policy import parse_policy
+from tokenfleet.core.policy import Rule, parse_policy
 from tokenfleet.core.tokenpilot.rules import RULES
 from tokenfleet.local.metrics import FleetMetrics
 from tokenfleet.local.options import UpOptions
@@ -60,7 +60,8 @@ async def test_the_rule_is_the_next_revision_on_the_topic_and_is_published_once(
     shipped, _ = load_policy()
     await put_into_force(own_kafka.bootstrap, "cost")
     assert (await read_log(own_kafka.bootstrap)).in_force is None  # it is what the fleet has anyway
-    for rule, revision in (("round_robin", 1), ("round_robin", 1), ("cost", 2)):
+    steps: list[tuple[Rule, int]] = [("round_robin", 1), ("round_robin", 1), ("cost", 2)]
+    for rule, revision in steps:
         await put_into_force(own_kafka.bootstrap, rule)
         told = (await read_log(own_kafka.bootstrap)).in_force
         assert told is not None

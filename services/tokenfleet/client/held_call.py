@@ -4,7 +4,7 @@ A unary call that is held says nothing until the end, as a frozen replica does. 
 """
 
 import asyncio
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import grpc.aio
@@ -12,15 +12,32 @@ import grpc.aio
 from tokenfleet.client.route_error import RouteError, error_of
 from tokenfleet.wire.v1 import decision_pb2, scheduler_pb2
 
+PAUSES_S: Final = (0.05, 0.1, 0.2)  # between tries
+
 
 async def schedule_held(
     stub: Any, message: scheduler_pb2.ScheduleRequest, *, patience_s: float
 ) -> list[decision_pb2.Decision]:
     """The decision on `message`; after a `queue` decision if it was held.
 
+    A replica that answers that it is not ready is passed over, as the service config does it for calls that fail.
+
     Raises RouteError, a grpc.aio.AioRpcError: the service's own, or one of SILENT_CODES when nothing is said within
     `patience_s`, or within that and the longest wait of what is held.
     """
+    for pause_s in PAUSES_S:
+        try:
+            return await _schedule(stub, message, patience_s)
+        except RouteError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE or not error.reason:
+                raise
+        await asyncio.sleep(pause_s)
+    return await _schedule(stub, message, patience_s)
+
+
+async def _schedule(
+    stub: Any, message: scheduler_pb2.ScheduleRequest, patience_s: float
+) -> list[decision_pb2.Decision]:
     call = stub.ScheduleStream()
     try:
         async with asyncio.timeout(patience_s):
