@@ -1,5 +1,6 @@
 """Canary: a good one is let through, a bad one is stopped, and asking every second costs nothing."""
 
+import math
 from random import Random
 
 import pytest
@@ -13,6 +14,7 @@ from tokenfleet.core.canary import (
     Arm,
     bucket_of,
     judged,
+    least_share,
     loss_bound,
     quantile_s,
 )
@@ -117,23 +119,39 @@ def test_a_canary_like_the_other_arm_is_never_called_worse(
     assert ended != "rolled_back" or "are needed" in reason or "nobody judged" in reason
 
 
-def test_asked_after_every_request_a_good_canary_is_stopped_no_oftener_than_stated() -> None:
-    """1,000 trials of up to 2,000 requests at a miss rate of one half, the worst case of the bound."""
-    stopped, trials = 0, 1000
+@pytest.mark.parametrize("share", [0.5, 0.05])
+def test_asked_after_every_few_requests_a_good_canary_is_stopped_no_oftener_than_stated(share: float) -> None:
+    """400 trials of 2,000 requests an arm, asked 100 times each."""
+    stopped, trials = 0, 400
     for seed in range(trials):
         rng = Random(seed)
         bad = bad_other = 0
-        for n in range(1, 401):
-            bad += sum(rng.random() < 0.5 for _ in range(5))
-            bad_other += sum(rng.random() < 0.5 for _ in range(5))
-            if loss_bound(bad, 5 * n, bad_other, 5 * n, alpha=0.05) > 0.0:
+        for n in range(1, 101):
+            bad += sum(rng.random() < share for _ in range(20))
+            bad_other += sum(rng.random() < share for _ in range(20))
+            if loss_bound(bad, 20 * n, bad_other, 20 * n, alpha=0.05) > 0.0:
                 stopped += 1
                 break
     assert stopped / trials <= 0.05
 
 
-def test_a_loss_of_a_fifth_is_found_within_two_hundred_requests() -> None:
-    assert verdict(arm(1800, met=0.95), arm(200, met=0.72))[0] == "rolled_back"
+@given(part=st.integers(1, 10**6), rest=counts, alpha=st.floats(1e-6, 0.5))
+def test_the_least_share_is_where_the_mixture_outweighs_it_by_one_to_alpha(part: int, rest: int, alpha: float) -> None:
+    """∫ p^part (1 − p)^rest dp = part! · rest! / (part + rest + 1)!, against the share's own likelihood."""
+    of = part + rest
+    least = least_share(part, of, alpha=alpha)
+    assert 0.0 < least < part / of
+    mixture = math.lgamma(part + 1) + math.lgamma(rest + 1) - math.lgamma(of + 2)
+    own = part * math.log(least) + rest * math.log1p(-least)
+    assert mixture - own == pytest.approx(-math.log(alpha), rel=1e-3, abs=1e-3)
+    assert least_share(0, of, alpha=alpha) == 0.0
+
+
+@pytest.mark.parametrize(("requests", "loss"), [(100, 0.2), (200, 0.13), (1000, 0.055), (5000, 0.025)])
+def test_what_loss_is_found_among_so_many_requests(requests: int, loss: float) -> None:
+    base = arm(9 * requests, met=0.95)
+    assert verdict(base, arm(requests, met=0.95 - loss))[0] == "rolled_back"
+    assert verdict(base, arm(requests, met=0.95 - 0.5 * loss))[0] == "running"
     assert CONFIDENCE == 0.99
 
 

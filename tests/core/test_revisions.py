@@ -77,6 +77,17 @@ def test_one_policy_decides_throughout_and_is_named_with_its_outcome() -> None:
         assert b.hears_outcome(decision, "finished").policy_revision == decision.policy_revision
 
 
+def test_a_canary_of_a_model_s_coefficients_predicts_with_them() -> None:
+    b = Town("b", small=1)
+    slow = replace(canary(share=0.5), toml=text(2).replace("a_s = 4.0e-5", "a_s = 4.0e-3", 1))
+    hears(b, slow)
+    work_s: dict[int, set[float]] = {1: set(), 2: set()}
+    for n in range(40):
+        decision = b.decide(asked(f"r{n}", dry_run=True)).decision
+        work_s[decision.policy_revision].add(decision.candidates[0].work_s)
+    assert min(work_s[2]) > 10 * max(work_s[1])
+
+
 def test_a_refusal_names_the_revision_that_refused() -> None:
     b = Town("b")
     hears(b, canary(share=0.5))

@@ -15,7 +15,7 @@ from tokenfleet.core.goodput.arms import Arms, Settled
 from tokenfleet.core.goodput.trial import PROMOTED_BY, ROLLED_BACK_BY, Judge
 from tokenfleet.core.policy import parse_policy
 from tokenfleet.core.records import OutcomeEvent
-from tokenfleet.core.revisions import CanaryReport, PolicyRecord, PolicyRevision
+from tokenfleet.core.revisions import CanaryReport, PolicyRecord, PolicyRevision, renumbered
 
 SHIPPED = (files("tokenfleet.core") / "default_policy.toml").read_text()
 IN_FORCE = parse_policy(SHIPPED, source="shipped")
@@ -163,9 +163,18 @@ def test_another_revision_in_force_is_the_other_arm_from_then_on() -> None:
     arms = one.arms
     one.hear(canary(5), at_s=T0 + 1.0)
     assert one.arms is arms, "heard again it goes on"
-    one.hear(PolicyRevision(revision=4, toml=SHIPPED.replace("revision = 1", "revision = 4", 1), sha256=""), at_s=T0)
+    four = renumbered(SHIPPED + "\n[tokenpilot]\nmargin_weight = 0.25\n", 4)
+    one.hear(PolicyRevision(revision=4, toml=four, sha256=""), at_s=T0)
     assert one.arms is not None
     assert set(one.arms.of) == {4, 5}
+    bad = [
+        finished(request=f"{revision}-{n}", policy_revision=revision, ttft_s=0.5 if revision == 4 else 5.0)
+        for n in range(150)
+        for revision in (4, 5)
+    ]
+    end = due(one, bad, after_s=60.0)[1]
+    assert end is not None
+    assert end.toml == renumbered(four, 6), "back to the file in force, not to the first"
 
 
 def test_a_settled_request_that_opens_again_leaves_its_arm_as_it_was() -> None:

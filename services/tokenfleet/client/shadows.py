@@ -37,34 +37,31 @@ async def shadow_rows(dsn: str) -> list[ShadowRow]:
 
 
 def shadows_table(rows: Sequence[ShadowRow]) -> Table:
-    """One line a shadow; reuse in tokens, as the decisions captured it and as the shadow would have."""
-    table = Table(title="shadows, and the decisions that they were asked beside")
+    """One line a shadow: milliseconds of regret; reuse in tokens, and the shares of it that were had."""
+    table = Table(title="shadows, and the decisions that they were asked beside", box=None, padding=(0, 1, 0, 0))
     for column in ("policy", "shadow"):
-        table.add_column(column)
-    for column in ("decisions", "differ", "regret", "own regret", "available", "captured", "by shadow", "delivered"):
-        table.add_column(column, justify="right")
+        table.add_column(column, overflow="fold")
+    for column in ("asked", "differ", "regret", "own", "reuse", "captured", "shadow's", "delivered"):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             str(row.policy_revision),
             row.shadow,
             f"{row.decisions:,}",
             f"{row.differing / row.decisions:.1%}",
-            _ms(row.mean_regret_s),
-            _ms(row.mean_decision_regret_s),
+            f"{row.mean_regret_s * 1e3:+,.1f}",
+            f"{row.mean_decision_regret_s * 1e3:+,.1f}",
             f"{row.available_tokens:,}",
             _part(row.captured_tokens, row.available_tokens),
             _part(row.shadow_captured_tokens, row.available_tokens),
             _part(row.delivered_tokens, row.available_tokens),
         )
     table.caption = (
-        "regret: predicted time to first token at the shadow's choice − at the decision's (below 0: the shadow's is "
-        "earlier); own regret: at the decision's − the earliest; reuse in tokens, of decisions whose outcome told it"
+        "regret: ms of predicted time to first token at the shadow's choice - at the decision's (below 0: the shadow's "
+        "is earlier); own: at the decision's - the earliest; reuse: cached tokens on the best instance, and of them "
+        "captured by the decision, by the shadow, delivered by the engine"
     )
     return table
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:+,.1f} ms"
 
 
 def _part(tokens: int, available: int) -> str:

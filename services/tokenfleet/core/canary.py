@@ -2,10 +2,10 @@
 
 Three questions on shares of requests: those of a class that missed its service level, those that failed, and those
 slower to first token than SLOWER_RATIO times the other arm's p50, or p95. The canary is worse when its share is greater
-beyond doubt. The bound holds at all times at once (Howard et al. 2021, "Time-uniform, nonparametric, nonasymptotic
-confidence sequences", one-sided normal mixture; a share of n requests is sub-Gaussian with variance n/4), so asking
-every second makes no error likelier; over all questions together a good canary is rolled back with a chance of at most
-1 − CONFIDENCE. What a threshold taken from the other arm adds to it is not counted.
+beyond doubt. The bounds hold at all times at once (a mixture over all shares is a martingale under the true one, so by
+Ville's inequality it never exceeds 1/α but with chance α: Robbins 1970, "Statistical methods related to the law of the
+iterated logarithm"), so asking every second makes no error likelier; over all questions together a good canary is
+rolled back with a chance of at most 1 − CONFIDENCE. What a threshold taken from the other arm adds is not counted.
 """
 
 import math
@@ -21,7 +21,7 @@ SAMPLES_MIN = 100  # of each arm, before the bound is asked and for a promotion
 FAILURES_STOP = 10  # failed requests that end a canary without a bound …
 FAILURES_STOP_SHARE = 0.5  # … if their share is so much greater than the other arm's
 SLOWER_RATIO = 1.1  # a p50 or p95 within a tenth of the other's is no loss
-MIXTURE = 2.5  # ρ of the bound: tightest at some 100 requests, 12 % looser at 10,000
+BISECTIONS = 40  # a share to 1e-12
 BUCKET = math.log(2.0) / 16  # times are kept to 4.4 %
 LEAST_S = 1e-4
 
@@ -78,9 +78,28 @@ def judged(base: Arm, canary: Arm, *, elapsed_s: float, for_s: float) -> Judgeme
 def loss_bound(bad: int, of: int, bad_other: int, of_other: int, *, alpha: float) -> float:
     """How much greater the share `bad`/`of` is than the other for certain, but for a chance `alpha`: at any time.
 
-    Negative when it may be no greater.
+    Below 0 when it may be no greater.
     """
-    return bad / of - bad_other / of_other - _radius(of, alpha / 2) - _radius(of_other, alpha / 2)
+    return least_share(bad, of, alpha=alpha / 2) - (1.0 - least_share(of_other - bad_other, of_other, alpha=alpha / 2))
+
+
+def least_share(part: int, of: int, *, alpha: float) -> float:
+    """The least share that is not ruled out by `part` of `of` Bernoulli draws, at any time, but for a chance `alpha`.
+
+    Ruled out is p when B(part + 1, of − part + 1) / (p^part · (1 − p)^(of − part)) ≥ 1/α, a uniform mixture over p.
+    """
+    if not part:
+        return 0.0
+    rest = of - part
+    mixture = math.lgamma(part + 1) + math.lgamma(rest + 1) - math.lgamma(of + 2) + math.log(alpha)
+    low, high = 0.0, part / of
+    for _ in range(BISECTIONS):
+        p = (low + high) / 2
+        if mixture >= part * math.log(p) + (rest * math.log1p(-p) if rest else 0.0):
+            low = p
+        else:
+            high = p
+    return low
 
 
 def bucket_of(seconds: float) -> int:
@@ -96,12 +115,6 @@ def quantile_s(times: dict[int, int], share: float) -> float | None:
         if left <= 0.0 and times[bucket]:
             return math.exp(bucket * BUCKET)
     return None
-
-
-def _radius(n: int, alpha: float) -> float:
-    """Half-width of the one-sided bound on a mean of n shares: √(2(v+ρ)·ln(√((v+ρ)/ρ)/(2α) + 1)) / n, v = n/4."""
-    spread = n / 4 + MIXTURE
-    return math.sqrt(2 * spread * math.log(math.sqrt(spread / MIXTURE) / (2 * alpha) + 1)) / n
 
 
 def _stopped(base: Arm, canary: Arm) -> str:
