@@ -147,6 +147,13 @@ def test_the_least_share_is_where_the_mixture_outweighs_it_by_one_to_alpha(part:
     assert least_share(0, of, alpha=alpha) == 0.0
 
 
+def test_the_loss_is_bounded_by_the_least_of_one_arm_and_the_most_of_the_other() -> None:
+    """Each arm takes half of the chance of error; beside an arm that is known well only one's own counts."""
+    alone = least_share(30, 100, alpha=0.01)
+    assert loss_bound(30, 100, 0, 10**9, alpha=0.02) == pytest.approx(alone, abs=1e-6)
+    assert loss_bound(10**9, 10**9, 70, 100, alpha=0.02) == pytest.approx(alone, abs=1e-6)
+
+
 @pytest.mark.parametrize(("requests", "loss"), [(100, 0.2), (200, 0.13), (1000, 0.055), (5000, 0.025)])
 def test_what_loss_is_found_among_so_many_requests(requests: int, loss: float) -> None:
     base = arm(9 * requests, met=0.95)
