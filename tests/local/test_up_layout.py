@@ -42,7 +42,7 @@ def test_the_shipped_fleet_is_one_ingress_and_three_sites_and_agrees_with_the_po
     fleet, layout = shipped()
     engines = Counter((engine.site, engine.digest) for engine in layout.engines)
     assert engines == {
-        ("b", "small-chat@2026-08"): 2,
+        ("b", "small-chat@2026-08"): 4,
         ("b", "large-chat@2026-09"): 1,
         ("c", "small-chat@2026-08"): 1,
         ("c", "large-chat@2026-09"): 1,
