@@ -91,6 +91,20 @@ async def test_a_held_call_stays_open_until_the_first_token_and_is_recorded_twic
     await with_held(tell)
 
 
+async def test_a_first_token_releases_at_once_and_nobody_looks_while_nothing_is_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def tell(held: Held) -> None:
+        waits = asyncio.create_task(held.route(holdable("r1")))
+        await held.until(1)
+        held.first_token()
+        assert (await asyncio.wait_for(waits, 10.0)).verdict == ADMIT
+        assert not held.office.desk.holding._some.is_set()
+
+    monkeypatch.setattr("tokenfleet.adapters.holding.PERIOD_S", 3600.0)
+    await with_held(tell)
+
+
 async def test_after_its_longest_wait_it_goes_without_any_first_token() -> None:
     async def tell(held: Held) -> None:
         final = await held.route(holdable("r1", wait_max_s=0.1))
@@ -250,6 +264,7 @@ async def test_a_stream_that_has_said_all_stays_open_for_its_last_held_request()
         queue = await stream.read()
         assert (queue.decision.verdict, queue.held) == (QUEUE, "")
         await stream.done_writing()
+        await asyncio.sleep(0.1)  # the end is read before the first token comes
         held.first_token()
         final = await stream.read()
         assert (final.decision.verdict, final.held) == (ADMIT, queue.decision.id)
