@@ -1,5 +1,6 @@
 """Prefix: credit for what is cached, none for what may not be."""
 
+from collections import Counter
 from random import Random
 
 import numpy as np
@@ -247,7 +248,7 @@ def test_retired_slots_are_swept_and_used_again() -> None:
     table.sweep(100)
     assert table.open() == first
     assert len(table) == 3
-    assert table.runs(keys(1, 2, 3), 1 << stays, Expected()) == [(3, 1 << stays)]
+    assert table.planes(keys(1, 2, 3), 1 << stays, Expected()) == [1 << stays, 1 << stays]  # 3 blocks
 
 
 @given(
@@ -276,9 +277,18 @@ def test_the_table_says_what_a_set_per_holder_says(steps: list[tuple[int, str, s
             table.sweep(3)
         among = sum(1 << each for each in held)
         wanted = list(range(1, 13))
-        found = {s: n for n, bits in table.runs(keys(*wanted), among, Expected()) for s in slots(bits)}
+        planes = table.planes(keys(*wanted), among, Expected())
+        found = Counter(slot for bit, plane in enumerate(planes) for slot in slots(plane) for _ in range(1 << bit))
         naive = {s: next((n for n, key in enumerate(wanted) if key not in have), 12) for s, have in held.items()}
         assert found == {s: n for s, n in naive.items() if n}
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 127, 128, 255, 256, 257, 1000])
+def test_prefixes_of_any_length_are_told_to_the_block(blocks: int) -> None:
+    prompt = range(1, blocks + 1)
+    held = {f"i-{n:03d}": min(n * 7 % 300, blocks) for n in range(70)} | {"all": blocks}
+    known = index(*[stored(name, prompt[:depth]) for name, depth in held.items() if depth])
+    assert known.hits(keys(*prompt)) == {name: depth for name, depth in held.items() if depth}
 
 
 @pytest.mark.parametrize("seed", range(5))

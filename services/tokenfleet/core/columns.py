@@ -21,6 +21,7 @@ Flags = NDArray[np.bool_]
 Codes = NDArray[np.int8]
 Hashes = NDArray[np.uint64]
 Slots = NDArray[np.intp]
+Depths = NDArray[np.uint8 | np.uint32]
 
 AVAILABILITIES: Final[tuple[Availability, ...]] = get_args(Availability)
 KV_STATES: Final[tuple[KvState, ...]] = get_args(KvState)

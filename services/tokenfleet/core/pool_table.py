@@ -18,6 +18,7 @@ from tokenfleet.core.columns import (
     NUMBER_MAX,
     SECONDS_MAX,
     Columns,
+    Depths,
     Fixed,
     Flags,
     Floats,
@@ -145,22 +146,24 @@ class PoolTable:
             self._numbers[SILENT_SINCE, slot] = _told(row.silent_since_s)
             self._oldest_s = None
 
-    def hits(self, depths: Floats) -> Floats:
-        """What each instance holds, of tokens by place in the prefix index."""
-        return depths[self._kv_slot]
+    def hits(self, depths: Depths, block_tokens: int) -> Floats:
+        """Tokens that each instance holds, of blocks by place in the prefix index (the last is 0: no credit)."""
+        hits = depths.take(self._kv_slot).astype(np.float64)
+        hits *= block_tokens
+        return hits
 
     def snapshot(
         self,
         now_s: float,
         *,
-        depths: Floats | None,
+        hits: Floats | None,
         calibration: PoolCalibration,
         failures: Mapping[str, FailureStanding],
         policy: LivenessPolicy,
         views: Callable[[], tuple[InstanceView, ...]],
     ) -> Columns:
-        """The columns now, good until the next fact is taken in. `depths` are the tokens of the request's prefix by
-        place in the prefix index (the last is 0: no credit), None for no request."""
+        """The columns now, good until the next fact is taken in. `hits` are the tokens of the request's prefix that
+        each holds, None for no request."""
         numbers = self._numbers
         fixed = self._known_fixed()
         aged_s, unsure, suspect, lives = self._ages(now_s, policy)
@@ -183,7 +186,7 @@ class PoolTable:
             kv_room=numbers[KV_ROOM],
             whole=not self._partial,
             probe=probe,
-            hits=None if depths is None else depths[self._kv_slot],
+            hits=hits,
             p_hit=self._chances(calibration),
             kv_state=self._kv_state,
             classes=self._classes,

@@ -7,9 +7,9 @@ instance's credit until the next complete snapshot. The index is a lower bound o
 from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tokenfleet.core.block_table import BlockTable, Census
+from tokenfleet.core.columns import Depths
 from tokenfleet.core.expected import Expected
 from tokenfleet.core.kv_stream import KvStream
 from tokenfleet.core.records import KvDelta, KvDigest, KvRecord, KvState
@@ -73,20 +73,16 @@ class PrefixIndex:
         """It ended without a first token."""
         self._expected.drop(decision)
 
-    def depths(self, keys: bytes) -> NDArray[np.float64]:
+    def depths(self, keys: bytes) -> Depths:
         """Blocks of `keys` held from the first on without a break, by slot; the last is 0: no credit."""
-        depths = np.zeros(self._table.slots_opened + 1)
-        runs = self._table.runs(keys, self._credited, self._expected)
-        if not runs:
-            return depths
-        # All bitsets at once, by words of 64 slots, of which few are not 0.
-        words = self._table.slots_opened // 64 + 1
-        packed = np.frombuffer(b"".join([bitset.to_bytes(words * 8, "little") for _, bitset in runs]), "<u8")
-        at = packed.nonzero()[0]
-        bits = np.unpackbits(packed[at].view(np.uint8), bitorder="little").nonzero()[0]
-        at = at[bits >> 6]
-        blocks = np.array([blocks for blocks, _ in runs], np.float64)
-        depths[at % words * 64 + (bits & 63)] = blocks[at // words]
+        slots = self._table.slots_opened + 1
+        planes = self._table.planes(keys, self._credited, self._expected)
+        size = (slots + 7) // 8
+        packed = np.frombuffer(b"".join([plane.to_bytes(size, "little") for plane in planes]), np.uint8)
+        depths = np.zeros(slots, np.uint8 if len(planes) <= 8 else np.uint32)
+        for digits in np.unpackbits(packed.reshape(-1, size), axis=1, count=slots, bitorder="little")[::-1]:
+            depths += depths
+            depths += digits
         return depths
 
     def slot(self, instance: str) -> int:
