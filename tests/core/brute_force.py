@@ -47,7 +47,7 @@ def scale_of(
     weights = policy.tokenpilot
     kv_load_tokens = request.prompt_tokens + (known(output_q50) or 0.0)
     backlogs_s = [min(b, SECONDS_MAX) for i in instances if (b := known(i.backlog_s)) is not None]
-    mean_s = sum(backlogs_s) / len(backlogs_s) if backlogs_s else 0.0
+    mean_s = sum(min(i.behind_s, SECONDS_MAX) for i in instances) / len(instances) if instances else 0.0
     cold_s = prefill_work_s(
         uncached_tokens(request.prompt_tokens, 0),
         0,

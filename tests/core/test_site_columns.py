@@ -15,7 +15,8 @@ from tokenfleet.core.pool import PoolView
 from tokenfleet.core.site import Heard
 
 NUMBERS = [
-    "age_s", "backlog_s", "queued", "queued_tokens", "decoding", "open", "context_tokens", "kv_held", "kv_room", "p_hit"
+    "age_s", "backlog_s", "behind_s", "queued", "queued_tokens", "decoding", "open", "context_tokens", "kv_held",
+    "kv_room", "p_hit",
 ]  # fmt: skip
 FIXED = [
     "availability",

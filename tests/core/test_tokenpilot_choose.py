@@ -288,11 +288,17 @@ def test_a_wholly_cached_prompt_still_computes_its_last_block() -> None:
     assert routing.candidates[0].uncached_tokens == 16
 
 
-def test_congestion_raises_the_price_of_uncached_work() -> None:
+def test_work_that_queues_raises_the_price_of_uncached_work() -> None:
     calm = pool(instance("warm", **WARM, backlog_s=0.6), instance("cold"))
-    jammed = pool(instance("warm", **WARM, backlog_s=5.6, queued=9), instance("cold", backlog_s=5.0, queued=9))
+    behind = {"behind_s": 4.0, "queued": 9}
+    jammed = pool(instance("warm", **WARM, backlog_s=5.6, **behind), instance("cold", backlog_s=5.0, **behind))
     assert route(calm).target == "cold"
     assert route(jammed).target == "warm"
+
+
+def test_a_long_prompt_behind_which_nobody_waits_is_no_congestion() -> None:
+    busy = pool(instance("warm", **WARM, backlog_s=5.6, queued=1), instance("cold", backlog_s=5.0, queued=1))
+    assert route(busy).target == "cold"
 
 
 def test_the_network_counts_in_the_prediction_and_not_in_the_choice() -> None:

@@ -24,6 +24,7 @@ def facts() -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries(
         {
             "backlog_s": st.none() | st.floats(0.0, 9.0),
+            "behind_s": st.floats(0.0, 9.0),
             "queued": st.integers(0, 30),
             "decoding": st.integers(0, 240),
             "context_tokens": st.none() | st.floats(0.0, 9e5),

@@ -170,9 +170,9 @@ def test_a_first_token_lets_the_next_held_request_go_at_that_very_moment() -> No
 
     arrivals = [row(0.0, prompt=64, out=1), row(0.01, prompt=64, out=1)]
     first, second = fleet(kept([], OneByOne), instances=1).serve(arrivals)
-    assert first.dispatched_s == pytest.approx(0.05)
-    assert second.dispatched_s == first.first_token_s == pytest.approx(0.05 + 0.074)
-    assert second.finished_s == pytest.approx(0.05 + 2 * 0.074)
+    assert first.dispatched_s == 0.0
+    assert second.dispatched_s == first.first_token_s == pytest.approx(0.074)
+    assert second.finished_s == pytest.approx(2 * 0.074)
 
 
 def test_what_is_held_for_ever_is_unfinished_and_the_run_ends() -> None:

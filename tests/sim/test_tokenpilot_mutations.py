@@ -244,7 +244,7 @@ FACTS = (
     Fact(talkative, p50_s, 0.06, without_the_hit_term),
     Fact(idle, largest_share, 0.4, ties_to_the_lowest_index),
     Fact(busy_behind_four_gateways, p95_s, 1.2, blind_to_other_replicas),
-    Fact(overloaded, p50_s, 1.4, with_reuse_free_in_the_plan),
+    Fact(overloaded, p50_s, 0.52, with_reuse_free_in_the_plan),
     Fact(overloaded_and_bound_at_once, p50_s, 0.6, with_reuse_free_in_the_choice),
     Fact(bursts, p50_s, 1.1, without_expected_blocks),
     Fact(long_and_short, p95_s, 6.0, most_work_first),

@@ -121,8 +121,8 @@ class Columns:
     """
 
     __slots__ = (
-        "age_s", "aged", "backlog_s", "classes", "context_tokens", "decoding", "fixed", "hits", "kv_held", "kv_room",
-        "kv_state", "labels", "open", "p_hit", "probe", "queued", "queued_tokens", "suspect", "unsure", "views",
+        "age_s", "aged", "backlog_s", "behind_s", "classes", "context_tokens", "decoding", "fixed", "hits", "kv_held",
+        "kv_room", "kv_state", "labels", "open", "p_hit", "probe", "queued", "queued_tokens", "suspect", "unsure", "views",
         "whole",
     )  # fmt: skip
 
@@ -136,6 +136,7 @@ class Columns:
         aged: bool,
         unsure: bool,
         backlog_s: Floats,
+        behind_s: Floats,
         queued: Floats,
         queued_tokens: Floats,
         decoding: Floats,
@@ -159,6 +160,7 @@ class Columns:
         self.aged = aged
         self.unsure = unsure
         self.backlog_s = backlog_s
+        self.behind_s = behind_s
         self.queued = queued
         self.queued_tokens = queued_tokens
         self.decoding = decoding
@@ -228,6 +230,7 @@ def columns_of(instances: Sequence[InstanceView]) -> Columns:
         aged=not bool((age_s <= AGE_NORMAL_S).all()),
         unsure=bool(np.isnan(age_s).any() or np.isnan(backlog_s).any()),
         backlog_s=backlog_s,
+        behind_s=np.minimum(_floats([known(i.behind_s) or 0.0 for i in views]), SECONDS_MAX),
         queued=_floats([i.queued for i in views]),
         queued_tokens=_floats([i.queued_tokens for i in views]),
         decoding=_floats([i.decoding for i in views]),

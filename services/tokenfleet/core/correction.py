@@ -75,6 +75,7 @@ class Corrections:
         corrected = replace(
             load,
             backlog_s=load.backlog_s + by.foreign_queued * mean.work_s,
+            behind_s=load.behind_s + by.foreign_queued * mean.work_s,
             queued=load.queued + round(by.foreign_queued),
             queued_tokens=load.queued_tokens + round(by.foreign_queued * mean.uncached_tokens),
             decoding=load.decoding + round(by.foreign_decoding),

@@ -10,13 +10,14 @@ class Load(Struct, frozen=True, kw_only=True):
     """Sums over the sequences of one instance.
 
     `backlog_s` is the stand-alone prefill time not yet done: Σ work of entries before their first token − min(time
-    since the head began, work of the head). `queued` sequences wait for their first token with `queued_tokens` uncached
-    tokens, `decoding` are past it with `context_tokens` of context. `kv_held_tokens` is what all of them will hold in
-    KV. `foreign` sequences, counted in the others, are explained by no placement. `class_running` counts the entries of
-    each class, queued and decoding.
+    since the head began, work of the head); `behind_s` is the work of those behind the head. `queued` sequences wait
+    for their first token with `queued_tokens` uncached tokens, `decoding` are past it with `context_tokens` of
+    context. `kv_held_tokens` is what all of them will hold in KV. `foreign` sequences, counted in the others, are
+    explained by no placement. `class_running` counts the entries of each class, queued and decoding.
     """
 
     backlog_s: float = 0.0
+    behind_s: float = 0.0
     queued: int = 0
     queued_tokens: int = 0
     decoding: int = 0

@@ -108,8 +108,11 @@ class InstancePlacements:
             else:
                 queued.append(placed)
                 uncached += entry.uncached_tokens
+        head = min(queued, key=_place, default=None)
+        work_s = math.fsum([placed.entry.work_s for placed in queued])
         load = Load(
-            backlog_s=math.fsum([placed.entry.work_s for placed in queued]),
+            backlog_s=work_s,
+            behind_s=max(0.0, work_s - head.entry.work_s) if head else 0.0,
             queued=len(queued),
             queued_tokens=uncached,
             decoding=decoding,
@@ -117,7 +120,6 @@ class InstancePlacements:
             kv_held_tokens=float(held),
             class_running=classes,
         )
-        head = min(queued, key=_place, default=None)
         standing = (
             Standing(load=load)
             if head is None

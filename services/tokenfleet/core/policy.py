@@ -127,8 +127,8 @@ class LateBindingPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """
 
     enabled: bool = True
-    backlog_max_s: Positive = 0.25
-    age_gain: NonNegative = 0.15
+    backlog_max_s: Positive = 0.2
+    age_gain: NonNegative = 0.05
     planned_max: Annotated[int, Meta(ge=1)] = 40
     held_max: Annotated[int, Meta(ge=1)] = 1000
     events_share_min: Share = 0.95
@@ -145,8 +145,8 @@ class TokenPilotPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     rule: Rule = "cost"
     margin_weight: NonNegative = 0.5
     reuse_base: NonNegative = 0.5
-    reuse_slope_per_s: NonNegative = 2.0
-    reuse_max: NonNegative = 8.0
+    reuse_slope_per_s: NonNegative = 20.0
+    reuse_max: NonNegative = 100.0
     kv_knee: Share = 0.9
     kv_slope_s: NonNegative = 20.0
     kv_lambda_s: NonNegative = 0.15

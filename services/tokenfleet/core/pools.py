@@ -172,6 +172,7 @@ class Pools:
             age_s=row.age_s(now_s),
             context_max_tokens=beat.context_max_tokens,
             backlog_s=load.backlog_s,
+            behind_s=load.behind_s,
             queued=load.queued,
             queued_tokens=load.queued_tokens,
             decoding=load.decoding,

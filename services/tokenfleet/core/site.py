@@ -322,8 +322,14 @@ class Site:
 
 
 def _prior(name: str, model: str, policy: Policy) -> PoolCalibration:
-    factor = policy.tokenpilot.unlearned_factor
-    return PoolCalibration(pool=name, model=model, coefficients=prior_coefficients(policy.model(model), factor=factor))
+    weights = policy.tokenpilot
+    return PoolCalibration(
+        pool=name,
+        model=model,
+        coefficients=prior_coefficients(policy.model(model), factor=weights.unlearned_factor),
+        p_hit=weights.p_hit_events,
+        p_hit_approx=weights.p_hit_approx,
+    )
 
 
 def pool_name(model: str, site: str) -> str:

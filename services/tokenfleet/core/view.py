@@ -15,13 +15,14 @@ Availability = Literal["ready", "starting", "draining", "sleeping", "quarantined
 class InstanceView(Struct, frozen=True, kw_only=True):
     """One instance, all sources joined: capacity row, ledger, prefix index, failure evidence, control.
 
-    `age_s` is the age of its telemetry, None when unknown. `suspect`: its agent is silent, its age unknown, or it
-    was never seen; it is chosen only when no other has room. `backlog_s` is the predicted time until a prompt sent now
-    would begin its prefill. `queued` are sequences not yet at first token, `decoding` those past it,
-    `context_tokens` their summed context. `kv_held_tokens` is what placements and telemetry hold in KV,
-    `kv_total_tokens` None when unknown. `hit_tokens` is the cached prefix of this very request (0 in views
-    made for no request), believed with chance `p_hit`. `probe` marks an instance that failed lately and is half-open.
-    `foreign` is load that engine counts show and no placement explains (sequences). `weight` is the operator's.
+    `age_s` is the age of its telemetry, None when unknown. `suspect`: its agent is silent, its age unknown, or it was
+    never seen; it is chosen only when no other has room. `backlog_s` is the predicted time until a prompt sent now
+    would begin its prefill, `behind_s` what of it lies behind the prompt that is computed now. `queued` are sequences
+    not yet at first token, `decoding` those past it, `context_tokens` their summed context. `kv_held_tokens` is what
+    placements and telemetry hold in KV, `kv_total_tokens` None when unknown. `hit_tokens` is the cached prefix of this
+    very request (0 in views made for no request), believed with chance `p_hit`. `probe` marks an instance that failed
+    lately and is half-open. `foreign` is load that engine counts show and no placement explains (sequences). `weight`
+    is the operator's.
     """
 
     instance: str
@@ -35,6 +36,7 @@ class InstanceView(Struct, frozen=True, kw_only=True):
     age_s: float | None = 0.0
     context_max_tokens: int = 0
     backlog_s: float = 0.0
+    behind_s: float = 0.0
     queued: int = 0
     queued_tokens: int = 0
     decoding: int = 0

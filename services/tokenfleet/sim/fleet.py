@@ -119,6 +119,8 @@ class Fleet:
         served.gateway = self._arrivals_rng.randrange(len(self._gateways))
         gateway = self._gateways[served.gateway]
         self._follow(gateway.router.route(served.request(), now_s), now_s)
+        if served.dispatched_s is None:  # held: the others' order may have changed by it, and its own turn be now
+            self._release(gateway, now_s)
         self._await_release(gateway, now_s)
 
     def _follow(self, answer: Answer, now_s: float) -> None:

@@ -49,7 +49,8 @@ class Router(Protocol):
         ...
 
     def released(self, now_s: float) -> Sequence[Answer]:
-        """Held requests that go out now. Asked after each of its own first tokens and every 50 ms while `holding`."""
+        """Held requests that go out now. Asked when one is held anew, after each of its own first tokens, and every
+        50 ms while `holding`."""
         ...
 
     @property

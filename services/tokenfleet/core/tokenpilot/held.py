@@ -18,7 +18,7 @@ from tokenfleet.core.columns import Floats
 from tokenfleet.core.decision import Request
 from tokenfleet.core.policy import LateBindingPolicy, TokenPilotPolicy
 from tokenfleet.core.pool import PoolView
-from tokenfleet.core.tokenpilot.cost import dense_work_s, kv_pressure_s
+from tokenfleet.core.tokenpilot.cost import dense_work_s, kv_pressure_s, reuse_price
 
 PERIOD_S = 0.05  # between two plans without a first token
 LOOKED_AT_MAX_S = 0.25  # a held prompt's cached prefixes are looked up anew at least as often
@@ -130,10 +130,8 @@ class Held:
         work_s = dense_work_s(prompts, np.array([w.hits for w in planned]), pool)
         for waiting, least_s in zip(planned, work_s.min(axis=1).tolist(), strict=True):
             waiting.work_s = least_s
-        finite_s = backlog_s[backlog_s < np.inf]
         held_s = self.work_s(pool.model) / max(len(columns), 1)
-        mean_s = float(finite_s.mean()) if len(finite_s) else 0.0
-        price = min(weights.reuse_max, weights.reuse_base + weights.reuse_slope_per_s * (mean_s + held_s))
+        price = reuse_price(columns.behind_s, held_s, weights)
         kv_use = np.nan_to_num((columns.kv_held + prompts) / np.maximum(columns.fixed.kv_total, 1.0))
         cost_s = (1.0 + price) * work_s + kv_pressure_s(kv_use, weights)
         ahead_s = np.zeros(len(columns))
