@@ -112,8 +112,9 @@ class Fixed:
 class Columns:
     """One snapshot, read only.
 
-    Unknown is NaN in `age_s`, `backlog_s`, `context_tokens`, `kv_held` and two arrays of `fixed`: `unsure` says that
-    some of the first two are, `whole` that none of the others is; `aged` that an age is unknown or beyond two scrapes.
+    `born_s` is when the telemetry of each was taken, on the clock of `now_s`. Unknown is NaN in it, `backlog_s`,
+    `context_tokens`, `kv_held` and two arrays of `fixed`: `unsure` says that some of the first two are, `whole` that
+    none of the others is; `aged` that an age is unknown or beyond two scrapes.
     `open` are sequences queued, decoding or foreign. `kv_room` is total − held, ∞ where either is unknown or nothing
     is held. `hits` are the tokens of the request's prefix that each holds, `p_hit` the chance that they are there,
     `kv_state` an index of KV_STATES. `classes` has the running requests of each class that has any. `views` makes the
@@ -121,9 +122,9 @@ class Columns:
     """
 
     __slots__ = (
-        "age_s", "aged", "backlog_s", "behind_s", "classes", "context_tokens", "decoding", "fixed", "hits", "kv_held",
-        "kv_room", "kv_state", "labels", "open", "p_hit", "probe", "queued", "queued_tokens", "suspect", "unsure", "views",
-        "whole",
+        "aged", "backlog_s", "born_s", "classes", "context_tokens", "decoding", "fixed", "hits", "kv_held", "kv_room",
+        "kv_state", "labels", "now_s", "open", "p_hit", "probe", "queued", "queued_tokens", "suspect", "unsure",
+        "views", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -132,11 +133,11 @@ class Columns:
         labels: Labels,
         fixed: Fixed,
         suspect: Flags | None,
-        age_s: Floats,
+        now_s: float,
+        born_s: Floats,
         aged: bool,
         unsure: bool,
         backlog_s: Floats,
-        behind_s: Floats,
         queued: Floats,
         queued_tokens: Floats,
         decoding: Floats,
@@ -156,11 +157,11 @@ class Columns:
         self.labels = labels
         self.fixed = fixed
         self.suspect = suspect
-        self.age_s = age_s
+        self.now_s = now_s
+        self.born_s = born_s
         self.aged = aged
         self.unsure = unsure
         self.backlog_s = backlog_s
-        self.behind_s = behind_s
         self.queued = queued
         self.queued_tokens = queued_tokens
         self.decoding = decoding
@@ -178,6 +179,15 @@ class Columns:
 
     def __len__(self) -> int:
         return len(self.labels.names)
+
+    @property
+    def age_s(self) -> Floats:
+        """Seconds since the telemetry of each was taken."""
+        return np.maximum(self.now_s - self.born_s, 0.0)
+
+    def ages_s(self, at: Slots) -> Floats:
+        """The same of some."""
+        return np.maximum(self.now_s - self.born_s.take(at), 0.0)
 
     def availabilities(self, among: Flags | None = None) -> dict[str, int]:
         """How many instances, of those `among`, are in each availability that occurs."""
@@ -226,11 +236,11 @@ def columns_of(instances: Sequence[InstanceView]) -> Columns:
         ),
         fixed=fixed,
         suspect=np.array([i.suspect for i in views], np.bool_) if any(i.suspect for i in views) else None,
-        age_s=age_s,
+        now_s=0.0,
+        born_s=-age_s,
         aged=not bool((age_s <= AGE_NORMAL_S).all()),
         unsure=bool(np.isnan(age_s).any() or np.isnan(backlog_s).any()),
         backlog_s=backlog_s,
-        behind_s=np.minimum(_floats([known(i.behind_s) or 0.0 for i in views]), SECONDS_MAX),
         queued=_floats([i.queued for i in views]),
         queued_tokens=_floats([i.queued_tokens for i in views]),
         decoding=_floats([i.decoding for i in views]),

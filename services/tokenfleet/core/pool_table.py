@@ -35,9 +35,9 @@ from tokenfleet.core.view import Availability, InstanceView
 
 OUT: Final = AVAILABILITIES.index("out")
 # Rows of the table of numbers: one a field, so that each field lies in one piece.
-BORN, SILENT_SINCE, WORK, HEAD_BEGAN, HEAD_WORK, BEHIND, QUEUED, QUEUED_TOKENS = range(8)
-DECODING, OPEN, CONTEXT_TOKENS, KV_HELD, KV_ROOM = range(8, 13)
-FIELDS = 13
+BORN, SILENT_SINCE, WORK, HEAD_BEGAN, HEAD_WORK, QUEUED, QUEUED_TOKENS, DECODING = range(8)
+OPEN, CONTEXT_TOKENS, KV_HELD, KV_ROOM = range(8, 12)
+FIELDS = 12
 
 
 class _Told(NamedTuple):
@@ -118,7 +118,6 @@ class PoolTable:
             min(load.backlog_s, SECONDS_MAX),
             standing.head_began_s,
             standing.head_work_s,
-            min(load.behind_s, SECONDS_MAX),
             load.queued,
             load.queued_tokens,
             load.decoding,
@@ -169,16 +168,20 @@ class PoolTable:
         fixed = self._known_fixed()
         aged_s, unsure, suspect, lives = self._ages(now_s, policy)
         fixed, probe = self._overruled(fixed, failures, lives)
-        done_s = np.minimum(np.maximum(now_s - numbers[HEAD_BEGAN], 0.0), numbers[HEAD_WORK])
+        done_s = now_s - numbers[HEAD_BEGAN]
+        np.maximum(done_s, 0.0, out=done_s)
+        np.minimum(done_s, numbers[HEAD_WORK], out=done_s)
+        backlog_s = np.subtract(numbers[WORK], done_s, out=done_s)
+        np.maximum(backlog_s, 0.0, out=backlog_s)
         return Columns(
             labels=self.labels,
             fixed=fixed,
             suspect=suspect,
-            age_s=np.maximum(now_s - numbers[BORN], 0.0),
+            now_s=now_s,
+            born_s=numbers[BORN],
             aged=aged_s > AGE_NORMAL_S,
             unsure=unsure,
-            backlog_s=np.maximum(numbers[WORK] - done_s, 0.0),
-            behind_s=numbers[BEHIND],
+            backlog_s=backlog_s,
             queued=numbers[QUEUED],
             queued_tokens=numbers[QUEUED_TOKENS],
             decoding=numbers[DECODING],

@@ -96,8 +96,11 @@ def _cheapest(
 
     `last` is the slot of the session's last instance, −1 without one.
     """
-    cost_s = costs.cost_s if left is None else np.where(left, costs.cost_s, np.inf)
+    cost_s = costs.cost_s
     best = int(cost_s.argmin())
+    if left is not None and not left[best]:
+        cost_s = np.where(left, cost_s, np.inf)
+        best = int(cost_s.argmin())
     least_s = float(cost_s[best])
     if last >= 0 and last != best and (left is None or left[last]):
         staying_s = float(cost_s[last])
@@ -107,10 +110,11 @@ def _cheapest(
     if last == best:
         return Chosen(best, "least_cost")
     near = (cost_s <= least_s + _tie_s(best, costs, weights)).nonzero()[0]
+    near = near if left is None else near[left.take(near)]
     if len(near) == 1:
         return Chosen(best, "least_cost")
     share = columns.fixed.share[near]
-    if len(request.block_keys) >= KEY_BYTES and not _any_warm(near, costs):
+    if len(request.block_keys) >= KEY_BYTES and not _any_warm(near, columns, costs):
         home = home_of(columns.labels.hashes[near], share, request.block_keys[:KEY_BYTES])
         return Chosen(near.item(home), "prefix_home")
     upto = share.cumsum()
@@ -124,8 +128,8 @@ def home_of(names: Hashes, share: Floats, first_key: bytes) -> int:
     return int(nearest.argmin())
 
 
-def _any_warm(near: Slots, costs: Costs) -> bool:
-    return costs.warm is not None and bool(np.isin(near, costs.warm.slots).any())
+def _any_warm(near: Slots, columns: Columns, costs: Costs) -> bool:
+    return costs.warm is not None and columns.hits is not None and bool(columns.hits.take(near).any())
 
 
 def _tie_s(best: int, costs: Costs, weights: TokenPilotPolicy) -> float:

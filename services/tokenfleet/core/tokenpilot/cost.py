@@ -59,26 +59,31 @@ def weigh(
     held_s: float = 0.0,
 ) -> Costs:
     """Of a prompt with a likely (q50) output. `able` are the instances that may serve it, None for all: the pool's
-    mean and typical values are theirs. `ahead_s` is held work that goes first on each, `held_s` all that is held, per
-    instance."""
+    mean and typical values are theirs. μ = min(max, base + slope · (mean backlog + held)): reuse is worth more the
+    longer everybody waits. `ahead_s` is held work that goes first on each, `held_s` all that is held, per instance."""
     columns, calibration = pool.columns, pool.calibration
     backlog_s = columns.backlog_s if able is None else columns.backlog_s[able]
     wait_s = _wait_s(prompt_tokens, pool, backlog_s)
     wait_s = wait_s if ahead_s is None else wait_s + ahead_s
     work_s, warm = _work(prompt_tokens, pool, able)
-    price = reuse_price(columns.behind_s if able is None else columns.behind_s[able], held_s, weights)
+    price = min(weights.reuse_max, weights.reuse_base + weights.reuse_slope_per_s * (_mean(backlog_s) + held_s))
     idle, queued = _ratios(calibration)
-    grown = _grown(columns)
     kv_use = _kv_use(columns, prompt_tokens + (known(output_q50) or 0.0), able)
     kv_s = kv_pressure_s(kv_use, weights)
     sum_s = wait_s + work_s
     # What was learned to come earlier than predicted is taken from the wait: no prompt beats its own prefill.
     bias = calibration.bias_s if abs(calibration.bias_s) < SECONDS_MAX else 0.0
     bias_s = bias if bias >= 0.0 else np.maximum(bias, -wait_s)
-    ttft_s = sum_s + bias_s
-    ratio = np.where(columns.queued > 0.0, queued, idle)
-    ratio = ratio if grown is None else ratio * grown
-    cost_s = ttft_s + weights.margin_weight * ratio * sum_s + price * work_s + kv_s
+    ttft_s = sum_s + bias_s if bias else sum_s
+    ratio: Floats = np.multiply(columns.queued > 0.0, queued - idle)
+    ratio += idle
+    if (grown := _grown(columns)) is not None:
+        ratio *= grown
+    cost_s = weights.margin_weight * ratio
+    cost_s *= sum_s
+    cost_s += ttft_s
+    cost_s += price * work_s
+    cost_s += kv_s
     if weights.decode_price_s:
         cost_s += weights.decode_price_s * columns.decoding
     if columns.fixed.surcharge is not None:
@@ -86,15 +91,12 @@ def weigh(
     return Costs(cost_s, ttft_s, wait_s, work_s, bias_s, ratio, price, kv_s, warm, kv_use)
 
 
-def reuse_price(behind_s: Floats, held_s: float, weights: TokenPilotPolicy) -> float:
-    """μ, what a second of uncached work costs the others: min(max, base + slope · (mean work that queues + held)).
-
-    Queued is what lies behind the prompts that are computed now: a long prompt on an instance where nobody waits is no
-    congestion. As that grows, reuse is worth more than a short wait, and reuse is what lets an overloaded fleet catch
-    up.
-    """
-    queued_s = float(np.add.reduce(behind_s)) / len(behind_s)
-    return min(weights.reuse_max, weights.reuse_base + weights.reuse_slope_per_s * (queued_s + held_s))
+def _mean(backlog_s: Floats) -> float:
+    mean_s = float(np.add.reduce(backlog_s)) / len(backlog_s)
+    if mean_s == mean_s:
+        return mean_s
+    told = backlog_s[~np.isnan(backlog_s)]
+    return float(told.sum()) / len(told) if len(told) else 0.0
 
 
 def _wait_s(prompt_tokens: int, pool: PoolView, backlog_s: Floats) -> Floats:
@@ -125,17 +127,21 @@ def _work(prompt_tokens: int, pool: PoolView, able: Flags | None) -> tuple[Float
     columns, c = pool.columns, pool.coefficients
     room, step_s = _iterations(pool, able)
     cold = float(uncached_tokens(prompt_tokens, 0))
-    work_s = np.ceil(cold / room) * step_s
+    work_s = cold / room
+    np.ceil(work_s, out=work_s)
+    work_s *= step_s
     work_s += max(c.w_min_s, c.a_s * cold) + c.b_s * cold * cold / 2
     if columns.hits is None or not prompt_tokens:
         return work_s, None
-    warm = columns.hits.nonzero()[0]
-    tokens = np.minimum(columns.hits[warm], prompt_tokens)
+    warm = (columns.hits > 0.0).nonzero()[0]
+    tokens = np.minimum(columns.hits.take(warm), prompt_tokens)
     left = np.maximum(prompt_tokens - tokens, max(min(prompt_tokens, COMPUTED_TOKENS_MIN), 1))
-    warm_s = _prefill_s(left, tokens, room[warm], step_s[warm], c)
-    chance = columns.p_hit[warm]
-    saved_s = chance * np.maximum(work_s[warm] - warm_s, 0.0)
-    work_s[warm] -= saved_s
+    cold_s, chance = work_s.take(warm), columns.p_hit.take(warm)
+    saved_s = cold_s - _prefill_s(left, tokens, room.take(warm), step_s.take(warm), c)
+    np.maximum(saved_s, 0.0, out=saved_s)
+    saved_s *= chance
+    cold_s -= saved_s
+    work_s[warm] = cold_s
     return work_s, Warm(warm, tokens, chance, saved_s)
 
 
@@ -155,11 +161,14 @@ def dense_work_s(prompts: Floats, hits: Floats, pool: PoolView) -> Floats:
 def _iterations(pool: PoolView, able: Flags | None) -> tuple[Floats, Floats]:
     """On each instance: prompt tokens that an iteration takes beside the decodes, and what it costs without them."""
     columns, c = pool.columns, pool.coefficients
-    room = np.maximum(pool.budget_tokens - columns.decoding, 1.0)
+    room = pool.budget_tokens - columns.decoding
+    np.maximum(room, 1.0, out=room)
     context_tokens = columns.context_tokens
     if not columns.whole:
         context_tokens = _typical_where_unknown(context_tokens, able, otherwise=0.0)
-    return room, c.c0_s + c.d_s * context_tokens
+    step_s = c.d_s * context_tokens
+    step_s += c.c0_s
+    return room, step_s
 
 
 def _prefill_s(left: Floats, cached: Floats, room: Floats, step_s: Floats, c: Coefficients) -> Floats:
@@ -186,16 +195,21 @@ def _grown(columns: Columns) -> Floats | None:
 
 def _kv_use(columns: Columns, load_tokens: float, able: Flags | None) -> Floats:
     if columns.whole:
-        return (columns.kv_held + load_tokens) / columns.fixed.kv_total
+        whole = columns.kv_held + load_tokens
+        whole /= columns.fixed.kv_total
+        return whole
     use = (columns.kv_held + load_tokens) / np.maximum(columns.fixed.kv_total, 1.0)
     return _typical_where_unknown(use, able, otherwise=0.0)
 
 
 def kv_pressure_s(use: Floats, weights: TokenPilotPolicy) -> Floats:
     """slope · max(0, use − knee) + λ · use / (1 − use): the nearer KV is to full, the likelier a preemption."""
-    capped = np.minimum(use, KV_USE_MAX)
-    pressure_s = weights.kv_lambda_s * capped / (1.0 - capped)
-    if use.max(initial=0.0) > weights.kv_knee:
+    most = float(use.max(initial=0.0))
+    capped = use if most <= KV_USE_MAX else np.minimum(use, KV_USE_MAX)
+    pressure_s = 1.0 - capped
+    np.divide(capped, pressure_s, out=pressure_s)
+    pressure_s *= weights.kv_lambda_s
+    if most > weights.kv_knee:
         pressure_s += weights.kv_slope_s * np.maximum(0.0, np.minimum(use, 2.0) - weights.kv_knee)
     return pressure_s
 

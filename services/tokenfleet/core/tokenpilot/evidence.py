@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from msgspec import Struct
 
-from tokenfleet.core.columns import KV_STATES, Columns, Flags, Floats
+from tokenfleet.core.columns import KV_STATES, Columns, Flags, Floats, Slots
 from tokenfleet.core.decision import Candidate
 from tokenfleet.core.policy import TokenPilotPolicy
 from tokenfleet.core.pool import PoolView
@@ -42,7 +42,9 @@ def routing_of(
 ) -> Routing:
     """`able` passed the hard filters (None: all); `removed` are those of them that each soft filter took out."""
     cost_s = costs.cost_s if able is None else np.where(able, costs.cost_s, np.inf)
-    least = [slot for slot in _least(cost_s, weights.candidates_kept + 1) if cost_s[slot] < np.inf]
+    least = _least(cost_s, weights.candidates_kept + 1)
+    if able is not None:
+        least = [slot for slot in least if able[slot]]
     second = chosen.other if chosen.other >= 0 else _runner_up(chosen, least, cost_s, removed)
     others = [slot for slot in least if slot != chosen.slot][: weights.candidates_kept - 1]
     kept = [chosen.slot, *others]
@@ -85,16 +87,17 @@ def refusal(pool: PoolView, excluded: dict[str, int]) -> Routing:
     return Routing(reason=reason, detail=said, sentence=said, considered=len(pool.columns), excluded=excluded)
 
 
-RUN = 64  # slots whose least tells first where the least of all are
+RUN = 64  # slots, evenly apart, whose least tells first where the least of all are
+IN_RUN = np.arange(RUN)[:, None]
 
 
 def _least(cost_s: Floats, most: int) -> list[int]:
     """The slots of the `most` least costs, least first; equal costs in the order of their names."""
     runs = len(cost_s) // RUN
     if runs > 2 * most:
-        least = np.minimum.reduce(cost_s[: runs * RUN].reshape(runs, RUN), axis=1)
+        least = np.minimum.reduce(cost_s[: runs * RUN].reshape(RUN, runs), axis=0)
         near = least.argpartition(most)[:most]  # each holds one of the least, so no other run does
-        slots = (near[:, None] * RUN + np.arange(RUN)).ravel()
+        slots = (near + IN_RUN * runs).ravel()
         slots = np.concatenate([slots, np.arange(runs * RUN, len(cost_s))])
         slots = slots[cost_s[slots].argpartition(most)[:most]]
     elif len(cost_s) > most:
@@ -133,62 +136,86 @@ def _candidates(
     weights: TokenPilotPolicy,
     prompt_tokens: int,
 ) -> list[Candidate]:
-    at, suspect, biases_s = np.array(slots), columns.suspect, costs.bias_s
-    terms: list[list[float]] = [
-        term[at].tolist()
-        for term in (
-            costs.cost_s,
-            costs.ttft_s,
-            costs.wait_s,
-            costs.work_s,
-            costs.ratio,
-            costs.kv_s,
-            costs.kv_use,
-            columns.decoding,
-            columns.age_s,
-            columns.kv_held,
-            columns.fixed.kv_total,
-        )
-    ]
+    at, count = np.array(slots), len(slots)
+    terms = zip(
+        [columns.labels.names[slot] for slot in slots],
+        costs.cost_s.take(at).tolist(),
+        costs.ttft_s.take(at).tolist(),
+        costs.wait_s.take(at).tolist(),
+        costs.work_s.take(at).tolist(),
+        costs.ratio.take(at).tolist(),
+        costs.kv_s.take(at).tolist(),
+        costs.kv_use.take(at).tolist(),
+        columns.decoding.take(at).tolist(),
+        columns.ages_s(at).tolist(),
+        *_credit(at, columns, costs.warm),
+        _each(costs.bias_s, at),
+        [0.0] * count if columns.fixed.surcharge is None else columns.fixed.surcharge.take(at).tolist(),
+        [False] * count if columns.suspect is None else columns.suspect.take(at).tolist(),
+        [True] * count if columns.whole else _sized(at, columns),
+        _removers(at, removed),
+        strict=True,
+    )
     told: list[Candidate] = []
-    for slot, (cost_s, ttft_s, wait_s, work_s, ratio, kv_s, kv_use, decoding, age_s, held, total) in zip(
-        slots, zip(*terms, strict=True), strict=True
-    ):
-        hit, p_hit, saved_s = _credit(slot, costs.warm)
+    for (
+        name, cost_s, ttft_s, wait_s, work_s, ratio, kv_s, kv_use, decoding, age_s, hit, p_hit, saved_s, bias_s,
+        surcharge, suspect, sized, filtered,
+    ) in terms:  # fmt: skip
         told.append(
             Candidate(
-                instance=columns.labels.names[slot],
+                instance=name,
                 cost_s=cost_s,
                 ttft_s=ttft_s,
                 wait_s=wait_s,
                 work_s=work_s,
-                bias_s=float(biases_s[slot]) if isinstance(biases_s, np.ndarray) else biases_s,
+                bias_s=bias_s,
                 margin_s=weights.margin_weight * ratio * (wait_s + work_s),
                 reuse_s=costs.reuse_price * work_s,
                 kv_s=kv_s,
                 decode_s=weights.decode_price_s * decoding,
-                weight_s=0.0 if columns.fixed.surcharge is None else float(columns.fixed.surcharge[slot]) * ttft_s,
-                hit_tokens=hit,
-                uncached_tokens=uncached_tokens(prompt_tokens, hit),
+                weight_s=surcharge * ttft_s,
+                hit_tokens=int(hit),
+                uncached_tokens=uncached_tokens(prompt_tokens, int(hit)),
                 p_hit=p_hit,
                 saved_s=saved_s,
                 age_s=_told(age_s),
-                suspect=age_s != age_s or (suspect is not None and bool(suspect[slot])),
-                kv_use=kv_use if held == held and total == total else None,
-                filtered=next((name for name, flags in removed.items() if flags[slot]), "") if removed else "",
+                suspect=suspect or age_s != age_s,
+                kv_use=kv_use if sized else None,
+                filtered=filtered,
             )
         )
     return told
 
 
-def _credit(slot: int, warm: Warm | None) -> tuple[int, float, float]:
-    """Tokens of the hit, its chance and the seconds saved, of one instance."""
-    if warm is None:
-        return 0, 0.0, 0.0
-    at = int(warm.slots.searchsorted(slot))
-    if at == len(warm.slots) or warm.slots[at] != slot:
-        return 0, 0.0, 0.0
-    return int(warm.tokens[at]), float(warm.p_hit[at]), float(warm.saved_s[at])
+def _credit(at: Slots, columns: Columns, warm: Warm | None) -> tuple[list[float], list[float], list[float]]:
+    """Tokens of the hit, its chance and the seconds saved, of each slot."""
+    if warm is None or columns.hits is None or not len(warm.slots):
+        nothing = [0.0] * len(at)
+        return nothing, nothing, nothing
+    place = warm.slots.searchsorted(at)
+    there = columns.hits.take(at) > 0.0
+    return (
+        (warm.tokens.take(place, mode="clip") * there).tolist(),
+        (warm.p_hit.take(place, mode="clip") * there).tolist(),
+        (warm.saved_s.take(place, mode="clip") * there).tolist(),
+    )
+
+
+def _sized(at: Slots, columns: Columns) -> list[bool]:
+    """Whether both what is held and what there is are known, of each slot."""
+    return (~np.isnan(columns.kv_held.take(at) + columns.fixed.kv_total.take(at))).tolist()
+
+
+def _removers(at: Slots, removed: Mapping[str, Flags]) -> list[str]:
+    """The first filter that removed each slot, empty for none."""
+    names = [""] * len(at)
+    for name, flags in removed.items():
+        names = [first or name * fails for first, fails in zip(names, flags.take(at).tolist(), strict=True)]
+    return names
+
+
+def _each(value: Floats | float, at: Slots) -> list[float]:
+    return value.take(at).tolist() if isinstance(value, np.ndarray) else [value] * len(at)
 
 
 def _placed_on(slot: int, target: Candidate, columns: Columns) -> PlacedOn:
