@@ -122,7 +122,7 @@ class Columns:
     """
 
     __slots__ = (
-        "aged", "backlog_s", "born_s", "classes", "context_tokens", "decoding", "fixed", "hits", "kv_held", "kv_room",
+        "aged", "backlog_s", "behind_s", "born_s", "classes", "context_tokens", "decoding", "fixed", "hits", "kv_held", "kv_room",
         "kv_state", "labels", "now_s", "open", "p_hit", "probe", "queued", "queued_tokens", "suspect", "unsure",
         "views", "whole",
     )  # fmt: skip
@@ -138,6 +138,7 @@ class Columns:
         aged: bool,
         unsure: bool,
         backlog_s: Floats,
+        behind_s: Floats,
         queued: Floats,
         queued_tokens: Floats,
         decoding: Floats,
@@ -162,6 +163,7 @@ class Columns:
         self.aged = aged
         self.unsure = unsure
         self.backlog_s = backlog_s
+        self.behind_s = behind_s
         self.queued = queued
         self.queued_tokens = queued_tokens
         self.decoding = decoding
@@ -241,6 +243,7 @@ def columns_of(instances: Sequence[InstanceView]) -> Columns:
         aged=not bool((age_s <= AGE_NORMAL_S).all()),
         unsure=bool(np.isnan(age_s).any() or np.isnan(backlog_s).any()),
         backlog_s=backlog_s,
+        behind_s=np.minimum(_floats([known(i.behind_s) or 0.0 for i in views]), SECONDS_MAX),
         queued=_floats([i.queued for i in views]),
         queued_tokens=_floats([i.queued_tokens for i in views]),
         decoding=_floats([i.decoding for i in views]),

@@ -35,9 +35,9 @@ from tokenfleet.core.view import Availability, InstanceView
 
 OUT: Final = AVAILABILITIES.index("out")
 # Rows of the table of numbers: one a field, so that each field lies in one piece.
-BORN, SILENT_SINCE, WORK, HEAD_BEGAN, HEAD_WORK, QUEUED, QUEUED_TOKENS, DECODING = range(8)
-OPEN, CONTEXT_TOKENS, KV_HELD, KV_ROOM = range(8, 12)
-FIELDS = 12
+BORN, SILENT_SINCE, WORK, HEAD_BEGAN, HEAD_WORK, BEHIND, QUEUED, QUEUED_TOKENS = range(8)
+DECODING, OPEN, CONTEXT_TOKENS, KV_HELD, KV_ROOM = range(8, 13)
+FIELDS = 13
 
 
 class _Told(NamedTuple):
@@ -118,6 +118,7 @@ class PoolTable:
             min(load.backlog_s, SECONDS_MAX),
             standing.head_began_s,
             standing.head_work_s,
+            min(load.behind_s, SECONDS_MAX),
             load.queued,
             load.queued_tokens,
             load.decoding,
@@ -182,6 +183,7 @@ class PoolTable:
             aged=aged_s > AGE_NORMAL_S,
             unsure=unsure,
             backlog_s=backlog_s,
+            behind_s=numbers[BEHIND],
             queued=numbers[QUEUED],
             queued_tokens=numbers[QUEUED_TOKENS],
             decoding=numbers[DECODING],

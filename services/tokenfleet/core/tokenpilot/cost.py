@@ -59,14 +59,14 @@ def weigh(
     held_s: float = 0.0,
 ) -> Costs:
     """Of a prompt with a likely (q50) output. `able` are the instances that may serve it, None for all: the pool's
-    mean and typical values are theirs. μ = min(max, base + slope · (mean backlog + held)): reuse is worth more the
-    longer everybody waits. `ahead_s` is held work that goes first on each, `held_s` all that is held, per instance."""
+    mean and typical values are theirs. `ahead_s` is held work that goes first on each, `held_s` all that is held, per
+    instance."""
     columns, calibration = pool.columns, pool.calibration
     backlog_s = columns.backlog_s if able is None else columns.backlog_s[able]
     wait_s = _wait_s(prompt_tokens, pool, backlog_s)
     wait_s = wait_s if ahead_s is None else wait_s + ahead_s
     work_s, warm = _work(prompt_tokens, pool, able)
-    price = min(weights.reuse_max, weights.reuse_base + weights.reuse_slope_per_s * (_mean(backlog_s) + held_s))
+    price = reuse_price(columns.behind_s if able is None else columns.behind_s[able], held_s, weights)
     idle, queued = _ratios(calibration)
     kv_use = _kv_use(columns, prompt_tokens + (known(output_q50) or 0.0), able)
     kv_s = kv_pressure_s(kv_use, weights)
@@ -91,12 +91,15 @@ def weigh(
     return Costs(cost_s, ttft_s, wait_s, work_s, bias_s, ratio, price, kv_s, warm, kv_use)
 
 
-def _mean(backlog_s: Floats) -> float:
-    mean_s = float(np.add.reduce(backlog_s)) / len(backlog_s)
-    if mean_s == mean_s:
-        return mean_s
-    told = backlog_s[~np.isnan(backlog_s)]
-    return float(told.sum()) / len(told) if len(told) else 0.0
+def reuse_price(behind_s: Floats, held_s: float, weights: TokenPilotPolicy) -> float:
+    """μ, what a second of uncached work costs the others: min(max, base + slope · (mean work that queues + held)).
+
+    Queued is what lies behind the prompts that are computed now: a long prompt on an instance where nobody waits is no
+    congestion. As that grows, reuse is worth more than a short wait, and reuse is what lets an overloaded fleet catch
+    up.
+    """
+    queued_s = float(np.add.reduce(behind_s)) / len(behind_s)
+    return min(weights.reuse_max, weights.reuse_base + weights.reuse_slope_per_s * (queued_s + held_s))
 
 
 def _wait_s(prompt_tokens: int, pool: PoolView, backlog_s: Floats) -> Floats:
