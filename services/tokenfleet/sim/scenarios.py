@@ -7,6 +7,8 @@ from msgspec.structs import replace
 from tokenfleet.core.errors import PolicyError, listed
 from tokenfleet.sim.run import RunOptions
 
+NEVER_S = 1e6  # later than any run ends
+
 SCENARIOS: dict[str, RunOptions] = {
     # Much reuse, Poisson arrivals.
     "reuse": RunOptions(trace="synthetic", copies=2.0, instances=8),
@@ -29,6 +31,7 @@ SCENARIOS: dict[str, RunOptions] = {
     # Several gateways that hear of one another.
     "gateways": RunOptions(trace="synthetic", copies=2.0, instances=8, gateways=4, event_delay_s=0.02),
     "gateways-late": RunOptions(trace="synthetic", copies=2.0, instances=8, gateways=4, event_delay_s=0.25),
+    "gateways-blind": RunOptions(trace="synthetic", copies=2.0, instances=8, gateways=4, event_delay_s=NEVER_S),
     # A mixture of experts, at ease and with more work than it can do.
     "moe": RunOptions(trace="conversation", copies=1.5, instances=8, profile="DSV3-DP", len_s=600.0, warm_s=250.0),
     "overload": RunOptions(trace="conversation", copies=2.4, instances=8, profile="DSV3-DP", len_s=500.0, warm_s=200.0),
