@@ -98,6 +98,8 @@ class Holding:
         self._calls[held.call] = self._by_decision[queue.id] = held
         self._site.repeats.waits(request, steps, queue, now_s=now_s)
         self._counted()
+        # The order may have changed by it, and its own turn be now; first its callers must have asked for the answer.
+        asyncio.get_running_loop().call_soon(self.release)
 
     def answer_to(self, queue: Decision) -> "asyncio.Future[Decision]":
         """The final decision on what is held by the decision `queue`, for one caller; cancel it to leave."""
