@@ -113,7 +113,7 @@ class BlockTable:
         planes = [0] * bits
         for key, bit in zip(wanted, changing_bits(bits), strict=False):
             held = holders.get(key, 0)
-            if key in coming:
+            if coming and key in coming:
                 held = (held & among if unheard else held) | coming[key]
             elif unheard:
                 held &= among

@@ -122,9 +122,9 @@ class Columns:
     """
 
     __slots__ = (
-        "aged", "backlog_s", "behind_s", "born_s", "classes", "context_tokens", "decoding", "fixed", "hits", "kv_held", "kv_room",
-        "kv_state", "labels", "now_s", "open", "p_hit", "probe", "queued", "queued_tokens", "suspect", "unsure",
-        "views", "whole",
+        "aged", "backlog_s", "behind_s", "born_s", "classes", "context_tokens", "decoding", "fixed", "hits", "kv_held",
+        "kv_room", "kv_state", "labels", "now_s", "open", "p_hit", "probe", "queued", "queued_tokens", "suspect",
+        "unsure", "views", "whole",
     )  # fmt: skip
 
     def __init__(

@@ -18,7 +18,7 @@ class Expected:
     def __init__(self) -> None:
         self.holders: dict[int, int] = {}
         self.slots = 0  # bitset of those that expect any
-        self._copies: dict[tuple[int, int], int] = {}
+        self._again: dict[int, dict[int, int]] = {}  # slot → key → placements that expect it beside the first
         self._placed: dict[str, _Placed] = {}
         self._of_slot: dict[int, set[str]] = {}
         self._due: list[tuple[float, str]] = []
@@ -29,10 +29,19 @@ class Expected:
         if decision in self._placed or not keys:
             return
         blocks: list[int] = np.frombuffer(keys, "<u8").tolist()
-        bit = 1 << slot
+        holders, bit = self.holders, 1 << slot
+        again: dict[int, int] = self._again.pop(slot, {})
+        last_held, last_joined = 0, bit  # keys in a row share their bitsets
         for key in blocks:
-            self._copies[key, slot] = self._copies.get((key, slot), 0) + 1
-            self.holders[key] = self.holders.get(key, 0) | bit
+            held = holders.get(key, 0)
+            if held & bit:
+                again[key] = again.get(key, 0) + 1
+                continue
+            if held is not last_held:
+                last_held, last_joined = held, held | bit if held else bit
+            holders[key] = last_joined
+        if again:
+            self._again[slot] = again
         self.slots |= bit
         self._placed[decision] = _Placed(slot, blocks, now_s + UNHEARD_MAX_S)
         self._of_slot.setdefault(slot, set()).add(decision)
@@ -56,17 +65,18 @@ class Expected:
         if not others:
             del self._of_slot[slot]
             self.slots ^= bit
+        again = self._again.pop(slot, {})
         for key in placed.keys:
-            left = self._copies[key, slot] - 1
-            if left:
-                self._copies[key, slot] = left
-                continue
-            del self._copies[key, slot]
-            held = self.holders[key] ^ bit
-            if held:
+            if (more := again.get(key, 0)) > 1:
+                again[key] = more - 1
+            elif more:
+                del again[key]
+            elif held := self.holders[key] ^ bit:
                 self.holders[key] = held
             else:
                 del self.holders[key]
+        if again:
+            self._again[slot] = again
 
     def clear(self, slot: int) -> None:
         """The instance in `slot` has forgotten everything, or is gone."""

@@ -77,7 +77,7 @@ class PoolTable:
         self._kv_slot = np.full(size, -1, np.int64)
         self._classes: dict[str, Floats] = {}
         self._oldest_s: tuple[float, float] | None = None
-        self._p_hit: tuple[PoolCalibration, Floats] | None = None
+        self._p_hit: tuple[list[float], Floats] | None = None  # by KV_STATES, by slot
 
     def put(
         self,
@@ -252,9 +252,9 @@ class PoolTable:
 
     def _chances(self, calibration: PoolCalibration) -> Floats:
         """The chance that a credited block is there, of each instance."""
-        if self._p_hit is None or self._p_hit[0] is not calibration:
-            chances = np.array([p_hit(calibration, state) for state in KV_STATES])
-            self._p_hit = calibration, chances[self._kv_state]
+        chances = [p_hit(calibration, state) for state in KV_STATES]
+        if self._p_hit is None or self._p_hit[0] != chances:
+            self._p_hit = chances, np.array(chances)[self._kv_state]
         return self._p_hit[1]
 
 
