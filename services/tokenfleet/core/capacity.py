@@ -81,6 +81,8 @@ class CapacityTable:
         self._members_changed = False
         self.members = 0  # grows when instances come or go
         self._sorted: tuple[InstanceRow, ...] | None = ()
+        self._youngest: _Shard | None = None
+        self.versions: dict[str, str] = {}  # epoch and number of each shard's message, for a decision to name
 
     def apply(self, shard: CapacityShard, *, offset: int, now_s: float, live: bool) -> Applied:
         """Replace the rows of `shard`, unless its writer was deposed or the message is old.
@@ -102,6 +104,9 @@ class CapacityTable:
             telemetry_age_s=shard.telemetry_age_s if live else None,
             rows=rows,
         )
+        dated = [each for each in self._shards.values() if sum_of_ages(each.telemetry_age_s) is not None]
+        self._youngest = max(dated, key=_taken_s, default=None)
+        self.versions = {f"capacity.{number}": f"{epoch}:{n}" for number, (_, epoch, n) in self.orders().items()}
         conflicts = self._merge(shard.shard, before, rows)
         gone = tuple(sorted(name for name in before.keys() - rows.keys() if name not in self._rows))
         lives = ((name, before[name].beat.boot, row.beat.boot) for name, row in rows.items() if name in before)
@@ -124,8 +129,8 @@ class CapacityTable:
 
     def age_s(self, now_s: float) -> float | None:
         """Age of the youngest telemetry that any shard has folded in, None before any."""
-        ages_s = (sum_of_ages(s.telemetry_age_s, max(0.0, now_s - s.heard_at_s)) for s in self._shards.values())
-        return min((age_s for age_s in ages_s if age_s is not None), default=None)
+        shard = self._youngest
+        return None if shard is None else sum_of_ages(shard.telemetry_age_s, max(0.0, now_s - shard.heard_at_s))
 
     def orders(self) -> dict[int, tuple[str, int, int]]:
         """(cluster, epoch, n) of each shard: names the version of the table that a decision saw."""
@@ -203,6 +208,11 @@ class _Shard(Struct, frozen=True, kw_only=True):
     heard_at_s: float
     telemetry_age_s: float | None
     rows: dict[str, InstanceRow]
+
+
+def _taken_s(shard: _Shard) -> float:
+    """When its youngest telemetry was taken, on this process's clock."""
+    return shard.heard_at_s - (shard.telemetry_age_s or 0.0)
 
 
 def _heard(row: CapacityRow, before: Mapping[str, InstanceRow], shard: int, now_s: float, live: bool) -> InstanceRow:

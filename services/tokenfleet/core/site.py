@@ -242,9 +242,8 @@ class Site:
 
     def versions(self, policy_hash: str = "") -> dict[str, str]:
         """The versions of the tables that a decision is made on, under the policy of that hash or the one in force."""
-        shards = self.capacity.orders()
-        named = {f"capacity.{shard}": f"{epoch}:{n}" for shard, (_, epoch, n) in shards.items()}
-        return named | {"policy": (policy_hash or self.policy_hash)[:12], "calibration": str(self.calibration_revision)}
+        told = {"policy": (policy_hash or self.policy_hash)[:12], "calibration": str(self.calibration_revision)}
+        return self.capacity.versions | told
 
     def _heard_capacity(self, shard: CapacityShard, how: Heard) -> None:
         before = {row.beat.instance: self.capacity.row(row.beat.instance) for row in shard.rows}
