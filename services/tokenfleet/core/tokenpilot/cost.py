@@ -137,10 +137,10 @@ def _work(prompt_tokens: int, pool: PoolView, able: Flags | None) -> tuple[Float
     if columns.hits is None or not prompt_tokens:
         return work_s, None
     warm = (columns.hits > 0.0).nonzero()[0]
-    tokens = np.minimum(columns.hits.take(warm), prompt_tokens)
+    tokens = np.minimum(columns.hits[warm], prompt_tokens)
     left = np.maximum(prompt_tokens - tokens, max(min(prompt_tokens, COMPUTED_TOKENS_MIN), 1))
-    cold_s, chance = work_s.take(warm), columns.p_hit.take(warm)
-    saved_s = cold_s - _prefill_s(left, tokens, room.take(warm), step_s.take(warm), c)
+    cold_s, chance = work_s[warm], columns.p_hit[warm]
+    saved_s = cold_s - _prefill_s(left, tokens, room[warm], step_s[warm], c)
     np.maximum(saved_s, 0.0, out=saved_s)
     saved_s *= chance
     cold_s -= saved_s
@@ -207,7 +207,7 @@ def _kv_use(columns: Columns, load_tokens: float, able: Flags | None) -> Floats:
 
 def kv_pressure_s(use: Floats, weights: TokenPilotPolicy) -> Floats:
     """slope · max(0, use − knee) + λ · use / (1 − use): the nearer KV is to full, the likelier a preemption."""
-    most = float(use.max(initial=0.0))
+    most = use.item(use.argmax()) if use.size else 0.0
     capped = use if most <= KV_USE_MAX else np.minimum(use, KV_USE_MAX)
     pressure_s = 1.0 - capped
     np.divide(capped, pressure_s, out=pressure_s)

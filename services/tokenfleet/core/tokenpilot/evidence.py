@@ -139,19 +139,19 @@ def _candidates(
     at, count = np.array(slots), len(slots)
     terms = zip(
         [columns.labels.names[slot] for slot in slots],
-        costs.cost_s.take(at).tolist(),
-        costs.ttft_s.take(at).tolist(),
-        costs.wait_s.take(at).tolist(),
-        costs.work_s.take(at).tolist(),
-        costs.ratio.take(at).tolist(),
-        costs.kv_s.take(at).tolist(),
-        costs.kv_use.take(at).tolist(),
-        columns.decoding.take(at).tolist(),
+        costs.cost_s[at].tolist(),
+        costs.ttft_s[at].tolist(),
+        costs.wait_s[at].tolist(),
+        costs.work_s[at].tolist(),
+        costs.ratio[at].tolist(),
+        costs.kv_s[at].tolist(),
+        costs.kv_use[at].tolist(),
+        columns.decoding[at].tolist(),
         columns.ages_s(at).tolist(),
         *_credit(at, columns, costs.warm),
         _each(costs.bias_s, at),
-        [0.0] * count if columns.fixed.surcharge is None else columns.fixed.surcharge.take(at).tolist(),
-        [False] * count if columns.suspect is None else columns.suspect.take(at).tolist(),
+        [0.0] * count if columns.fixed.surcharge is None else columns.fixed.surcharge[at].tolist(),
+        [False] * count if columns.suspect is None else columns.suspect[at].tolist(),
         [True] * count if columns.whole else _sized(at, columns),
         _removers(at, removed),
         strict=True,
@@ -193,7 +193,7 @@ def _credit(at: Slots, columns: Columns, warm: Warm | None) -> tuple[list[float]
         nothing = [0.0] * len(at)
         return nothing, nothing, nothing
     place = warm.slots.searchsorted(at)
-    there = columns.hits.take(at) > 0.0
+    there = columns.hits[at] > 0.0
     return (
         (warm.tokens.take(place, mode="clip") * there).tolist(),
         (warm.p_hit.take(place, mode="clip") * there).tolist(),
@@ -203,19 +203,19 @@ def _credit(at: Slots, columns: Columns, warm: Warm | None) -> tuple[list[float]
 
 def _sized(at: Slots, columns: Columns) -> list[bool]:
     """Whether both what is held and what there is are known, of each slot."""
-    return (~np.isnan(columns.kv_held.take(at) + columns.fixed.kv_total.take(at))).tolist()
+    return (~np.isnan(columns.kv_held[at] + columns.fixed.kv_total[at])).tolist()
 
 
 def _removers(at: Slots, removed: Mapping[str, Flags]) -> list[str]:
     """The first filter that removed each slot, empty for none."""
     names = [""] * len(at)
     for name, flags in removed.items():
-        names = [first or name * fails for first, fails in zip(names, flags.take(at).tolist(), strict=True)]
+        names = [first or name * fails for first, fails in zip(names, flags[at].tolist(), strict=True)]
     return names
 
 
 def _each(value: Floats | float, at: Slots) -> list[float]:
-    return value.take(at).tolist() if isinstance(value, np.ndarray) else [value] * len(at)
+    return value[at].tolist() if isinstance(value, np.ndarray) else [value] * len(at)
 
 
 def _placed_on(slot: int, target: Candidate, columns: Columns) -> PlacedOn:
