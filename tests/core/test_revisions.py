@@ -1,6 +1,7 @@
 """Revisions: which policy decides which request, and that a canary begins and ends the same everywhere."""
 
 from importlib.resources import files
+from itertools import count
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.core.fleets import Town, asked
-from tokenfleet.core.asked import ROUTE
+from tokenfleet.core.asked import ROUTE, Ids
 from tokenfleet.core.errors import PolicyError
 from tokenfleet.core.policy import parse_policy
 from tokenfleet.core.revisions import (
@@ -22,6 +23,7 @@ from tokenfleet.core.revisions import (
     renumbered,
     rollback_to,
 )
+from tokenfleet.core.schedule import released
 from tokenfleet.core.site import Heard
 
 SHIPPED = (files("tokenfleet.core") / "default_policy.toml").read_text()
@@ -210,3 +212,19 @@ def test_the_log_tells_the_same_story_however_often_it_is_read() -> None:
 def test_an_old_record_reads_as_a_revision_in_force() -> None:
     assert not PolicyRevision(revision=2, toml="", sha256="").is_canary
     assert CanaryReport.__struct_config__.tag == "canary"
+
+
+def test_requests_for_a_model_that_only_a_canary_has_wait_without_disturbing_others() -> None:
+    b = Town("b", small=1)
+    b.beats.append(replace(b.beats[0], instance="b-new-0", model="new-chat", model_digest=""))
+    b.hears_telemetry()
+    hears(b, canary(2, "[models.new-chat]\ncontext_max_tokens = 131072", share=0.999))
+    facts: dict[str, Any] = {"prompt_tokens": 30_000, "wait_max_s": 60.0}
+    ran = [b.place(asked(f"{model}-1", model=model, **facts), steps=ROUTE) for model in ("small-chat", "new-chat")]
+    for model in ("small-chat", "new-chat"):
+        assert b.place(asked(f"{model}-2", model=model, **facts), steps=ROUTE).verdict == "queue"
+    b.hears_outcome(ran[0], "first_token")
+    ids = (Ids(decision=f"n-{n}", now_wall_s=1.8e9) for n in count())
+    assert [w.request.id for w, _ in released(b.site, b.now_s, lambda: next(ids))] == ["small-chat-2"]
+    b.hears_outcome(ran[1], "first_token")
+    assert [w.request.id for w, _ in released(b.site, b.now_s, lambda: next(ids))] == ["new-chat-2"]

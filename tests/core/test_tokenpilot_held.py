@@ -204,3 +204,27 @@ def test_every_request_goes_out_once_or_is_still_held(acts: list[tuple[str, Any]
     b.now_s += 61.0
     assert {decision.request for decision in release(b)} == held
     assert len(b.site.held) == 0
+
+
+def test_from_an_empty_pool_those_go_who_have_waited_long_enough_and_are_told_why() -> None:
+    b = Town("b", small=1)
+    ask(b, "running")
+    ask(b, "r1", wait_max_s=0.5)
+    ask(b, "r2")
+    b.beats = []
+    b.hears_telemetry()
+    assert names(release(b)) == []
+    b.now_s += 0.6
+    assert [(d.request, d.verdict, d.reason) for d in release(b)] == [("r1", "reject", "no_instances")]
+    assert len(b.site.held) == 1
+
+
+def test_what_was_cached_on_an_instance_is_not_taken_for_anothers_when_one_takes_its_place() -> None:
+    b = Town("b", small=2)
+    blocks = keys(*range(1, 101))
+    warm = ask(b, "warm", 25_600, block_keys=blocks, block_tokens=256)
+    assert ask(b, "cold", 25_600).target == "b-small-1" != warm.target
+    ask(b, "follower", 25_700, block_keys=blocks, block_tokens=256)
+    b.beats = [replace(b.beats[0], instance="b-small-2"), b.beats[1]]  # now the busy cold one is the first of two
+    b.hears_telemetry()
+    assert [(d.request, d.target) for d in release(b)] == [("follower", "b-small-2")]

@@ -144,3 +144,10 @@ def test_a_model_that_there_is_not_is_told_as_always() -> None:
 def test_an_answer_is_a_record() -> None:
     answer = told(town(), weights={"reuse_max": 1.0})
     assert msgspec.json.decode(msgspec.json.encode(answer), type=WhatIf) == answer
+
+
+def test_round_robin_s_turn_is_the_one_that_route_would_take() -> None:
+    here = town()
+    here.site.adopt(replace(here.site.policy, tokenpilot=replace(here.site.policy.tokenpilot, rule="round_robin")))
+    for n in range(5):
+        assert told(here, asked(f"r{n}")).present.target == here.place(asked(f"r{n}"), steps=ROUTE).target

@@ -51,8 +51,9 @@ def released(site: Site, now_s: float, next_ids: Callable[[], Ids]) -> Iterator[
     on what the one before has left.
     """
     for model in site.held.models():
-        pool = site.pool(model, now_s)
-        for waiting, turn in site.held.turns(pool, site.hits, site.policy.tokenpilot, now_s):
+        policy = site.policy_of(model)
+        pool = site.pool(model, now_s, policy=policy)
+        for waiting, turn in site.held.turns(pool, site.hits, policy.tokenpilot, now_s):
             waited_s = now_s - waiting.since_s
             request = replace(waiting.request, elapsed_s=waiting.request.elapsed_s + waited_s)
             decided = decide(site, request, waiting.steps, next_ids(), now_s=now_s, turn=turn)
@@ -156,6 +157,7 @@ def _waits(site: Site, asked: Asked, chosen: Candidate) -> bool:
                 since_s=asked.now_s,
                 work_s=work_s,
                 hits=hits,
+                labels=pool.columns.labels,
                 looked_s=asked.now_s,
             )
         )

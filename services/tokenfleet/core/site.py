@@ -138,6 +138,13 @@ class Site:
             return trial.policy, trial.policy_hash
         return self.policy, self.policy_hash
 
+    def policy_of(self, model: str) -> Policy:
+        """The policy under which a pool is planned as a whole: the one in force, the canary for a model that only it
+        has."""
+        trial = self.trial
+        only_tried = trial is not None and model not in self.policy.models and model in trial.policy.models
+        return trial.policy if trial is not None and only_tried else self.policy
+
     def pool(
         self, model: str, now_s: float, request: Request | None = None, *, policy: Policy | None = None
     ) -> PoolView:

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from tokenfleet.core.asked import Steps, Turn
-from tokenfleet.core.columns import Floats
+from tokenfleet.core.columns import Floats, Labels
 from tokenfleet.core.decision import Request
 from tokenfleet.core.policy import LateBindingPolicy, TokenPilotPolicy
 from tokenfleet.core.pool import PoolView
@@ -28,14 +28,18 @@ OTHERS_HEARD_S = 60.0
 Look = Callable[[Request], Floats]  # the cached tokens of a prompt, by slot of its pool
 
 
-class Waiting(Struct, kw_only=True):
-    """One held request: its least work on any instance and its cached tokens on each, as of `looked_s`."""
+class Waiting(Struct, kw_only=True, eq=False):
+    """One held request: its least work (seconds) on any instance and its cached tokens on each, as of `looked_s`.
+
+    `hits` are by slot of the instances that `labels` name.
+    """
 
     request: Request
     steps: Steps
     since_s: float
     work_s: float = 0.0
     hits: Floats
+    labels: Labels
     looked_s: float
 
     @property
@@ -113,7 +117,8 @@ class Held:
         self, pool: PoolView, look: Look, weights: TokenPilotPolicy, now_s: float
     ) -> Iterator[tuple[Waiting, Turn]]:
         """The held requests of the pool's model whose turn it is now, in order. Between two of them the caller `take`s
-        the one that goes out; what it leaves counts as ahead of those behind."""
+        the one that goes out; what it leaves counts as ahead of those behind. From an empty pool only those go that
+        have waited for as long as they can: it may be filled again."""
         terms, columns = weights.late, pool.columns
         held = self._waiting.get(pool.model, {})
         overdue = [w for w in held.values() if now_s - w.since_s >= w.request.wait_max_s]
@@ -121,16 +126,20 @@ class Held:
         backlog_s = np.where(usable, columns.backlog_s, np.inf)
         if not overdue and not (backlog_s <= terms.backlog_max_s).any():
             return
+        if not len(columns):
+            nothing_s = np.zeros(0)
+            yield from [(waiting, Turn(ahead_s=nothing_s, held_s=0.0, overdue=True)) for waiting in overdue]
+            return
         first = heapq.nsmallest(terms.planned_max, held.values(), key=lambda w: _rank(w, now_s, terms))
         planned = [*overdue, *[w for w in first if w not in overdue]] if overdue else first
         for waiting in planned:
-            if now_s - waiting.looked_s >= LOOKED_AT_MAX_S or len(waiting.hits) != len(columns):
-                waiting.hits, waiting.looked_s = look(waiting.request), now_s
+            if now_s - waiting.looked_s >= LOOKED_AT_MAX_S or waiting.labels is not columns.labels:
+                waiting.hits, waiting.labels, waiting.looked_s = look(waiting.request), columns.labels, now_s
         prompts = np.array([[float(w.request.prompt_tokens)] for w in planned])
         work_s = dense_work_s(prompts, np.array([w.hits for w in planned]), pool)
         for waiting, least_s in zip(planned, work_s.min(axis=1).tolist(), strict=True):
             waiting.work_s = least_s
-        held_s = self.work_s(pool.model) / max(len(columns), 1)
+        held_s = self.work_s(pool.model) / len(columns)
         price = reuse_price(columns.behind_s, held_s, weights)
         kv_use = np.nan_to_num((columns.kv_held + prompts) / np.maximum(columns.fixed.kv_total, 1.0))
         cost_s = (1.0 + price) * work_s + kv_pressure_s(kv_use, weights)

@@ -5,13 +5,13 @@ What is predicted of the waiting stays as it is: the backlogs come from work tha
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from random import Random
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from tokenfleet.core.accounts import Coefficients, PoolCalibration
+from tokenfleet.core.asked import chance_of
 from tokenfleet.core.columns import columns_of
 from tokenfleet.core.decision import Request
 from tokenfleet.core.errors import BadRequestError, listed
@@ -92,7 +92,7 @@ def what_if(site: Site, request: Request, changes: Changes, *, now_s: float) -> 
             request_class=classified.request_class,
             output_q50=q50,
             output_q90=q90,
-            rng=Random(f"{request.id}/{request.attempt}/{request.hop}"),
+            rng=chance_of(request),
             last_instance=site.last_instance(request.tenant, request.session),
         )
 
@@ -116,16 +116,7 @@ def altered(pool: PoolView, policy: Policy, changes: Changes) -> tuple[PoolView,
     instances = _peopled(pool.instances, changes, told)
     if calibration is not pool.calibration:
         instances = [replace(each, p_hit=p_hit(calibration, each.kv_state)) for each in instances]
-    other = PoolView(
-        site=pool.site,
-        pool=pool.pool,
-        model=pool.model,
-        columns=columns_of(instances),
-        calibration=calibration,
-        budget_tokens=pool.budget_tokens,
-        seats_max=pool.seats_max,
-        age_s=pool.age_s,
-    )
+    other = replace(pool, columns=columns_of(instances), calibration=calibration)
     return other, replace(policy, tokenpilot=weights), tuple(told)
 
 
