@@ -164,6 +164,12 @@ def test_no_policy_passes_the_bounds() -> None:
             assert bound.hit_ratio >= best.hit_ratio
 
 
+def test_a_bound_of_no_requests_is_refused_as_a_run_is() -> None:
+    nothing = msgspec.structs.replace(SHORT, trace="conversation", copies=0.01, len_s=0.001, warm_s=0.0)
+    with pytest.raises(PolicyError, match="no request arrives within"):
+        cells(jobs_of("s", nothing, BOUNDS, [1]), Store(None))
+
+
 def test_a_scenario_s_memory_and_scrapes_reach_engines_bounds_and_gateways() -> None:
     scraped: list[float] = []
 

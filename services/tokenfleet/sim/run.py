@@ -87,8 +87,6 @@ def run(
     len_s, warm_s = window(options)
     profile, make_router = _named(options)
     rows = rows_of(options, len_s=len_s)
-    if not rows:
-        raise PolicyError(f"trace {options.trace}: no request arrives within {len_s:.0f} s")
     profile = profile.sized(block_size=rows[0].block_tokens, kv_blocks=options.kv_blocks)
     try:
         check_fits(rows, profile)
@@ -115,7 +113,7 @@ def window(options: RunOptions) -> tuple[float, float]:
 
 
 def rows_of(options: RunOptions, *, len_s: float) -> list[TraceRow]:
-    """The requests of a run: the scaled trace's first `len_s` seconds."""
+    """The requests of a run: the scaled trace's first `len_s` seconds. Raises PolicyError when there are none."""
     trace = read_trace(options.trace, skip_bad=options.skip_bad)
     rows = scaled(
         trace.rows,
@@ -124,7 +122,10 @@ def rows_of(options: RunOptions, *, len_s: float) -> list[TraceRow]:
         rng=Random(f"{options.seed}/trace"),
         shared_first_block=trace.shared_first_block,
     )
-    return [row for row in rows if row.at_s < len_s]
+    within = [row for row in rows if row.at_s < len_s]
+    if not within:
+        raise PolicyError(f"trace {options.trace}: no request arrives within {len_s:.0f} s")
+    return within
 
 
 def _refuse_impossible(options: RunOptions) -> None:

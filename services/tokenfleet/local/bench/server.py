@@ -2,13 +2,13 @@
 
     python -m tokenfleet.local.bench.server INSTANCES FOLDER
 
-Prints its port once it serves, and ends when its standard input does. `/tokenfleet.bench/Echo` and `EchoStream` return
-what they get, by way of the same server; `/tokenfleet.bench/Cpu` returns the CPU time of this process in nanoseconds.
+Prints its port once it serves, and ends when its standard input does. `/tokenfleet.bench/Echo` returns what it gets, by
+way of the same server; `/tokenfleet.bench/Cpu` returns the CPU time of this process in nanoseconds.
 """
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from time import process_time_ns
 from typing import Any, Final
@@ -77,7 +77,6 @@ def _advance(site: Site, now_s: float) -> None:
 def _add_echo(server: grpc.aio.Server) -> None:
     handlers: dict[str, Any] = {
         "Echo": grpc.unary_unary_rpc_method_handler(_echo, _same, _same),
-        "EchoStream": grpc.stream_stream_rpc_method_handler(_echo_stream, _same, _same),
         "Cpu": grpc.unary_unary_rpc_method_handler(_cpu, _same, _same),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(ECHO, handlers),))
@@ -85,11 +84,6 @@ def _add_echo(server: grpc.aio.Server) -> None:
 
 async def _echo(value: bytes, context: object) -> bytes:
     return value
-
-
-async def _echo_stream(values: AsyncIterator[bytes], context: object) -> AsyncIterator[bytes]:
-    async for value in values:
-        yield value
 
 
 async def _cpu(value: bytes, context: object) -> bytes:
