@@ -87,7 +87,7 @@ def test_arrays_and_brute_force_agree(facts: list[dict[str, Any]], prompt: int, 
     agrees(view, request(prompt), last=last)
 
 
-@pytest.mark.parametrize("size", [513, 1000])
+@pytest.mark.parametrize("size", [513, 1000, 1300])
 def test_they_agree_on_pools_too_large_to_sort(size: int) -> None:
     view = pool(*[instance(f"b-{n:04d}", backlog_s=(n * 7919 % size) / size, queued=n % 3) for n in range(size)])
     agrees(view, request(9000), last="")
