@@ -24,7 +24,7 @@ from tokenfleet.sim.compared import Span, compared, span
 from tokenfleet.sim.measure import Quantiles
 from tokenfleet.sim.pictures import reuse_of
 from tokenfleet.sim.policies import policy_named
-from tokenfleet.sim.report import check_pictures, report, write_report
+from tokenfleet.sim.report import check_report, report, write_report
 from tokenfleet.sim.router import Record
 from tokenfleet.sim.run import RunOptions, run
 from tokenfleet.sim.tuned import GRIDS, grid_of, tried
@@ -273,10 +273,32 @@ def test_without_matplotlib_the_remedy_is_told_before_anything_runs(
 ) -> None:
     monkeypatch.setattr(reporting, "find_spec", lambda name: None)
     with pytest.raises(SetupError, match=re.escape("tokenfleet[report]")):
-        check_pictures()
+        check_report(Path("x.html"))
     result = CliRunner().invoke(sim_app, ["compare", "--html", "x.html", "--seeds", "1"])
     assert isinstance(result.exception, SetupError)
     assert maker.made == []
+
+
+def test_a_page_or_a_folder_that_can_t_be_made_is_told_before_anything_runs(maker: Maker, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for option, path in (("--html", tmp_path), ("--html", tmp_path / "no" / "r.html"), ("--keep", tmp_path / "file")):
+        result = CliRunner().invoke(sim_app, ["compare", option, str(path), "--seeds", "1"])
+        assert isinstance(result.exception, SetupError)
+        assert str(result.exception).startswith(f"{option} {path}: ")
+    assert maker.made == []
+
+
+@pytest.mark.parametrize("how", [["--json"], ["--markdown"], []])
+def test_the_figures_are_printed_though_the_page_can_t_be_written(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch, how: list[str]
+) -> None:
+    def full(*args: object) -> None:
+        raise SetupError("--html r.html: No space left on device")
+
+    monkeypatch.setattr(reporting, "write_report", full)
+    result = CliRunner().invoke(sim_app, ["compare", "reuse", "--seeds", "1", "--html", "r.html", *how])
+    assert isinstance(result.exception, SetupError)
+    assert "tokenpilot" in result.stdout
 
 
 def test_a_page_that_can_t_be_written_is_told_with_its_place(tmp_path: Path) -> None:

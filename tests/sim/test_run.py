@@ -82,10 +82,11 @@ def test_requests_that_arrive_before_the_warm_up_ends_are_served_but_not_measure
 
 
 def test_the_window_s_throughput_counts_what_ends_in_it(tmp_path: Path) -> None:
-    one = [{"timestamp": 0, "input_length": 512, "output_length": 30, "hash_ids": [1]}]
-    early = ran(tmp_path, trace=trace_file(tmp_path, one), len_s=10.0, warm_s=0.0).result
-    late = ran(tmp_path, trace=trace_file(tmp_path, one), len_s=10.0, warm_s=9.0).result
-    assert (early.throughput_tokens_per_s, late.throughput_tokens_per_s) == (3.0, 0.0)
+    sizes = [(0, 30), (9_500, 5)]
+    two = [{"timestamp": at, "input_length": 512, "output_length": out, "hash_ids": [at]} for at, out in sizes]
+    early = ran(tmp_path, trace=trace_file(tmp_path, two), len_s=10.0, warm_s=0.0).result
+    late = ran(tmp_path, trace=trace_file(tmp_path, two), len_s=10.0, warm_s=9.0).result
+    assert (early.throughput_tokens_per_s, late.throughput_tokens_per_s) == (3.5, 5.0)
 
 
 def test_refused_and_unfinished_requests_count_as_misses_in_every_percentile(tmp_path: Path) -> None:
@@ -149,8 +150,11 @@ def test_larger_fleets_run_for_a_shorter_time(instances: int, expected: tuple[fl
         ({"policy": "fastest"}, "no policy 'fastest'; there is: .*tokenpilot"),
         ({"profile": "H900"}, "no profile 'H900'.*L70"),
         ({"trace": "nowhere"}, "no trace 'nowhere'.*synthetic"),
-        ({"instances": 0}, "--instances 0: it is 1 or more"),
-        ({"gateways": 0}, "--gateways 0: it is 1 or more"),
+        ({"instances": 0}, "--instances 0: it is 1 to 10000"),
+        ({"instances": 1_000_000}, "--instances 1000000: it is 1 to 10000"),
+        ({"gateways": 0}, "--gateways 0: it is 1 to 1000"),
+        ({"copies": 1e9}, r"--copies 1e\+09 of the 200 requests .* at most 2,000,000"),
+        ({"warm_s": 19.95}, "nothing to measure, the last request arrives at 19.9 s"),
         ({"event_delay_s": -0.1}, "--event-delay -0.1: it is 0.0 or more"),
         ({"event_delay_s": math.nan}, "--event-delay nan"),
         ({"copies": 0.0}, "--copies 0: it is more than 0"),

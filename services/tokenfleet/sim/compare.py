@@ -17,6 +17,7 @@ from time import process_time
 import msgspec
 from msgspec import Struct
 
+from tokenfleet.core.errors import SetupError
 from tokenfleet.sim.bounds import bounded
 from tokenfleet.sim.measure import InstanceLoad, Quantiles, figures_of, quantiles
 from tokenfleet.sim.policies import policy_named
@@ -86,9 +87,13 @@ class Store:
     """Cells in a folder; without one, nothing is kept."""
 
     def __init__(self, folder: Path | None) -> None:
+        """Raises SetupError if the folder can't be made."""
         self._folder = folder
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise SetupError(f"--keep {folder}: {error.strerror or error}; name a folder") from error
 
     def get(self, job: Job) -> Cell | None:
         """The cell if it was made with the same options and code. One that can't be read is made anew."""
@@ -228,7 +233,7 @@ def _columns(served: Sequence[Served], watch: Watch) -> Requests:
 def _bound(job: Job) -> Cell:
     options = job.options
     len_s, warm_s = window(options)
-    rows = rows_of(options, len_s=len_s)
+    rows = rows_of(options, len_s=len_s, warm_s=warm_s)
     profile = _sized(options, block_tokens=rows[0].block_tokens)
     pooled = options.policy == BOUNDS[0]
     alone = bounded(rows, profile, blocks_max=profile.kv_blocks * options.instances if pooled else None)

@@ -51,7 +51,7 @@ def compare(
     from tokenfleet.sim.compare_words import cells_bar, compared_table, grid_table, markdown
     from tokenfleet.sim.compared import compared
     from tokenfleet.sim.policies import policy_named
-    from tokenfleet.sim.report import check_pictures, write_report
+    from tokenfleet.sim.report import check_report, write_report
     from tokenfleet.sim.scenarios import options_of
 
     changes: dict[str, object] = {
@@ -73,7 +73,7 @@ def compare(
         raise PolicyError(f"--baseline {baseline!r} is none of --policies {policies}")
     run_seeds, grid_seeds = seeds_of("--seeds", seeds), seeds_of("--tune-seeds", tune_seeds)
     if html is not None:
-        check_pictures()
+        check_report(html)
     store = Store(keep)
 
     def make(wanted: Sequence["Job"]) -> list["Cell"]:
@@ -89,21 +89,20 @@ def compare(
             its[len(names) : len(names)] = [points[0].policy for points in grids[scenario].values()]
         every += make(jobs_of(scenario, base, dict.fromkeys(its), run_seeds))
     tables = [compared(every, scenario=scenario, baseline=baseline) for scenario in bases]
-    if html is not None:
-        write_report(html, tables, every, grids)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode({"scenarios": tables, "grids": grids})).decode())
-        return
-    if as_markdown:
+    elif as_markdown:
         typer.echo("\n\n".join(markdown(table, grids.get(table.scenario, {}), grid_seeds) for table in tables))
-        return
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH_OF_FILES)
-    for table in tables:
-        if table.scenario in grids:
-            console.print(grid_table(table.scenario, grids[table.scenario], grid_seeds))
-        console.print(compared_table(table, columns=console.width))
+    else:
+        console = Console()
+        if not console.is_terminal:
+            console = Console(width=WIDTH_OF_FILES)
+        for table in tables:
+            if table.scenario in grids:
+                console.print(grid_table(table.scenario, grids[table.scenario], grid_seeds))
+            console.print(compared_table(table, columns=console.width))
+    if html is not None:  # last: a full disk costs the page, not the figures
+        write_report(html, tables, every, grids)
 
 
 def _tune(

@@ -17,12 +17,17 @@ from tokenfleet.sim.tuned import Tried
 Grids = Mapping[str, Mapping[str, Sequence[Tried]]]  # scenario → policy → points, the best first
 
 
-def check_pictures() -> None:
-    """Nothing, when pictures can be drawn. Raises SetupError with the remedy, before hours are spent."""
+def check_report(path: Path) -> None:
+    """Nothing, when pictures can be drawn and the file's folder is there.
+
+    Raises SetupError with the remedy, before hours are spent.
+    """
     if find_spec("matplotlib") is None:
         raise SetupError(
             "--html draws with matplotlib, which is not installed: install tokenfleet[report], or leave --html out"
         )
+    if path.is_dir() or not path.parent.is_dir():
+        raise SetupError(f"--html {path}: name a file in a folder that exists")
 
 
 def write_report(

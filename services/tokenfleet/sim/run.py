@@ -70,6 +70,7 @@ class Run(Struct, frozen=True, kw_only=True):
 # Fleets up to so many instances: length and warm-up in seconds. Larger ones take longer to simulate a second.
 WINDOWS: Final = ((8, 700.0, 250.0), (16, 500.0, 200.0))
 WINDOW_LARGE: Final = (240.0, 120.0)
+REQUESTS_MAX: Final = 2_000_000  # all copies laid over each other: about 1 KiB each where prompts are long
 
 
 def run(
@@ -86,7 +87,7 @@ def run(
     _refuse_impossible(options)
     len_s, warm_s = window(options)
     profile, make_router = _named(options)
-    rows = rows_of(options, len_s=len_s)
+    rows = rows_of(options, len_s=len_s, warm_s=warm_s)
     profile = profile.sized(block_size=rows[0].block_tokens, kv_blocks=options.kv_blocks)
     try:
         check_fits(rows, profile)
@@ -112,9 +113,14 @@ def window(options: RunOptions) -> tuple[float, float]:
     return len_s, warm_s
 
 
-def rows_of(options: RunOptions, *, len_s: float) -> list[TraceRow]:
-    """The requests of a run: the scaled trace's first `len_s` seconds. Raises PolicyError when there are none."""
+def rows_of(options: RunOptions, *, len_s: float, warm_s: float) -> list[TraceRow]:
+    """The requests of a run: the scaled trace's first `len_s` seconds. Raises PolicyError if none is measured."""
     trace = read_trace(options.trace, skip_bad=options.skip_bad)
+    if len(trace.rows) * options.copies > REQUESTS_MAX:
+        raise PolicyError(
+            f"--copies {options.copies:g} of the {len(trace.rows):,} requests of trace {options.trace}: "
+            f"at most {REQUESTS_MAX:,} requests fit into a run"
+        )
     rows = scaled(
         trace.rows,
         copies=options.copies,
@@ -125,17 +131,20 @@ def rows_of(options: RunOptions, *, len_s: float) -> list[TraceRow]:
     within = [row for row in rows if row.at_s < len_s]
     if not within:
         raise PolicyError(f"trace {options.trace}: no request arrives within {len_s:.0f} s")
+    if within[-1].at_s < warm_s:
+        raise PolicyError(
+            f"trace {options.trace}: nothing to measure, the last request arrives at {within[-1].at_s:.1f} s; "
+            f"--warm {warm_s:g} must be less"
+        )
     return within
 
 
 def _refuse_impossible(options: RunOptions) -> None:
-    for name, value, least in (
-        ("--instances", options.instances, 1),
-        ("--gateways", options.gateways, 1),
-        ("--event-delay", options.event_delay_s, 0.0),
-    ):
-        if not least <= value < math.inf:
-            raise PolicyError(f"{name} {value:g}: it is {least} or more")
+    for name, value, most in (("--instances", options.instances, 10_000), ("--gateways", options.gateways, 1_000)):
+        if not 1 <= value <= most:
+            raise PolicyError(f"{name} {value}: it is 1 to {most}")
+    if not 0.0 <= options.event_delay_s < math.inf:
+        raise PolicyError(f"--event-delay {options.event_delay_s:g}: it is 0.0 or more")
     for name, value in (("--copies", options.copies), ("--prior-factor", options.prior_factor)):
         if not 0.0 < value < math.inf:
             raise PolicyError(f"{name} {value:g}: it is more than 0")
