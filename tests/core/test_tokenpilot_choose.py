@@ -415,3 +415,9 @@ def test_a_prediction_past_the_service_level_says_so() -> None:
     routed = route(pool(instance("b-0", backlog_s=30.0, queued=1)))
     assert "past the 2,000 ms that are left" in routed.sentence
     assert "which was lifted" in routed.sentence
+
+
+def test_a_prefix_that_lives_among_the_near_ties_has_no_other_home() -> None:
+    view = pool(*[instance(f"b-{n}", hit_tokens=16 if n == 2 else 0, p_hit=0.97) for n in range(4)])
+    hows = {route(view, request(first_key=7), seed=seed).how for seed in range(8)}
+    assert hows == {"near_tie"}
