@@ -37,8 +37,16 @@ def test_the_expectation_ends_when_the_engine_can_have_told() -> None:
     b.hears_outcome(first, "first_token")
     assert credit(b)[first.target] == 2048
     b.now_s += AFTER_FIRST_TOKEN_S
-    place(b, "other")
-    b.site.prefix.unexpect("b-2")
+    assert credit(b)[first.target] == 0
+
+
+def test_a_short_answer_ends_before_the_engine_has_told_and_takes_nothing_away() -> None:
+    b = Town("b", small=2)
+    first = place(b, "r0")
+    b.hears_outcome(first, "first_token")
+    b.hears_outcome(first, "finished")
+    assert credit(b)[first.target] == 2048
+    b.now_s += AFTER_FIRST_TOKEN_S
     assert credit(b)[first.target] == 0
 
 

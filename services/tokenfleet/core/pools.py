@@ -69,6 +69,7 @@ class Pools:
     def columns(self, model: str, now_s: float, calibration: PoolCalibration, request: Request | None) -> Columns:
         """The instances of `model` with the prefix credit of `request`, good until the next fact is heard."""
         self._take_in()
+        self._prefix.expire(now_s)
         table = self._tables.get(model) or PoolTable(())
         keyed = request if request is not None and request.block_keys else None
         return table.snapshot(

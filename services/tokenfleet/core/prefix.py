@@ -73,6 +73,10 @@ class PrefixIndex:
         """It ended without a first token."""
         self._expected.drop(decision)
 
+    def expire(self, now_s: float) -> None:
+        """What was expected and is not there by now is expected no longer."""
+        self._expected.expire(now_s)
+
     def depths(self, keys: bytes) -> Depths:
         """Blocks of `keys` held from the first on without a break, by slot; the last is 0: no credit."""
         slots = self._table.slots_opened + 1

@@ -209,7 +209,7 @@ class Site:
             self.prefix.expect(event.instance, event.decision, block_keys, now_s=now_s)
         elif event.kind == "first_token":
             self.prefix.came(event.decision, now_s=now_s)
-        elif event.kind == "ended":
+        elif event.kind == "ended" and not self.ledger.has_first_token(event.decision):
             self.prefix.unexpect(event.decision)
         if event.kind != "placed" or event.entry is None:
             return
