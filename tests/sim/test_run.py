@@ -182,6 +182,17 @@ def test_the_command_prints_one_object_with_all_figures(tmp_path: Path) -> None:
     assert (told["seed"], told["policy"], told["completed"]) == (3, "tokenpilot", 150)
 
 
+def test_lines_left_out_and_rows_that_come_twice_are_counted_where_the_figures_are(tmp_path: Path) -> None:
+    path = Path(trace_file(tmp_path))
+    first, *others = path.read_text().splitlines()
+    path.write_text("\n".join([first, first, "{}", *others]))
+    result = ran(tmp_path, trace=str(path), skip_bad=True).result
+    assert (result.bad_lines, result.repeated_rows) == (1, 1)
+    asked = ["run", "routing", "--trace", str(path), "--copies", "1", "--instances", "2", "--len", "20", "--warm", "5"]
+    told = CliRunner().invoke(sim_app, [*asked, "--skip-bad"]).stdout
+    assert "1 bad lines of the trace left out; 1 rows repeat the one before" in told
+
+
 def test_the_command_s_table_names_run_and_misses(tmp_path: Path) -> None:
     arguments = ["run", "routing", "--trace", trace_file(tmp_path), "--copies", "1", "--len", "20", "--warm", "5"]
     done = CliRunner().invoke(sim_app, arguments)

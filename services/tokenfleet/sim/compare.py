@@ -22,7 +22,7 @@ from tokenfleet.sim.bounds import bounded
 from tokenfleet.sim.measure import InstanceLoad, Quantiles, figures_of, quantiles
 from tokenfleet.sim.policies import policy_named
 from tokenfleet.sim.profiles import Profile, load_profile
-from tokenfleet.sim.run import RunOptions, rows_of, run, window
+from tokenfleet.sim.run import RunOptions, rows_of, run, trace_of, window
 from tokenfleet.sim.served import Served
 from tokenfleet.sim.watch import Reuse, Watch
 
@@ -233,7 +233,7 @@ def _columns(served: Sequence[Served], watch: Watch) -> Requests:
 def _bound(job: Job) -> Cell:
     options = job.options
     len_s, warm_s = window(options)
-    rows = rows_of(options, len_s=len_s, warm_s=warm_s)
+    rows = rows_of(trace_of(options), options, len_s=len_s, warm_s=warm_s)
     profile = _sized(options, block_tokens=rows[0].block_tokens)
     pooled = options.policy == BOUNDS[0]
     alone = bounded(rows, profile, blocks_max=profile.kv_blocks * options.instances if pooled else None)

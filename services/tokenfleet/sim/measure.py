@@ -53,12 +53,15 @@ class Result(Struct, frozen=True, kw_only=True):
     instance and second, so alike for all policies that refuse nothing; `rho_cached` the same less what the engines
     found cached. A rejected or unfinished request counts as infinitely late in every percentile of `ttft_s` and `e2e_s`
     and makes their mean None; `tpot_s` is over those that finished with 2 tokens or more. `hit_ratio` is cached tokens
-    over prompt tokens, `throughput_tokens_per_s` counts the output of all that ended within the window.
+    over prompt tokens, `throughput_tokens_per_s` counts the output of all that ended within the window. `bad_lines` of
+    the trace were left out, `repeated_rows` are equal to the one before (traces.rows).
     """
 
     seed: int
     policy: str
     trace: str
+    bad_lines: int
+    repeated_rows: int
     copies: float
     instances: int
     gateways: int

@@ -29,7 +29,7 @@ from tokenfleet.sim.router import MakeRouter
 from tokenfleet.sim.served import Served
 from tokenfleet.sim.traces.fits import check_fits
 from tokenfleet.sim.traces.read import read_trace
-from tokenfleet.sim.traces.rows import TraceRow
+from tokenfleet.sim.traces.rows import Trace, TraceRow
 from tokenfleet.sim.traces.scale import scaled
 
 
@@ -87,7 +87,8 @@ def run(
     _refuse_impossible(options)
     len_s, warm_s = window(options)
     profile, make_router = _named(options)
-    rows = rows_of(options, len_s=len_s, warm_s=warm_s)
+    trace = trace_of(options)
+    rows = rows_of(trace, options, len_s=len_s, warm_s=warm_s)
     profile = profile.sized(block_size=rows[0].block_tokens, kv_blocks=options.kv_blocks)
     try:
         check_fits(rows, profile)
@@ -99,7 +100,7 @@ def run(
     spent_s = cpu_s() - began_s
     names = [engine.name for engine in fleet.engines]
     loads = loads_of(served, profile, names)
-    result = _result(options, served, profile, loads, len_s=len_s, warm_s=warm_s, spent_s=spent_s)
+    result = _result(options, trace, served, profile, loads, len_s=len_s, warm_s=warm_s, spent_s=spent_s)
     return Run(result=result, served=served)
 
 
@@ -113,9 +114,13 @@ def window(options: RunOptions) -> tuple[float, float]:
     return len_s, warm_s
 
 
-def rows_of(options: RunOptions, *, len_s: float, warm_s: float) -> list[TraceRow]:
+def trace_of(options: RunOptions) -> Trace:
+    """The trace as it was recorded. Raises PolicyError as read_trace does."""
+    return read_trace(options.trace, skip_bad=options.skip_bad)
+
+
+def rows_of(trace: Trace, options: RunOptions, *, len_s: float, warm_s: float) -> list[TraceRow]:
     """The requests of a run: the scaled trace's first `len_s` seconds. Raises PolicyError if none is measured."""
-    trace = read_trace(options.trace, skip_bad=options.skip_bad)
     if len(trace.rows) * options.copies > REQUESTS_MAX:
         raise PolicyError(
             f"--copies {options.copies:g} of the {len(trace.rows):,} requests of trace {options.trace}: "
@@ -179,6 +184,7 @@ def _lessons(options: RunOptions, profile: Profile) -> Policy | None:
 
 def _result(
     options: RunOptions,
+    trace: Trace,
     served: Sequence[Served],
     profile: Profile,
     loads: tuple[InstanceLoad, ...],
@@ -198,6 +204,8 @@ def _result(
         seed=options.seed,
         policy=options.policy,
         trace=options.trace,
+        bad_lines=trace.bad,
+        repeated_rows=trace.repeats,
         copies=options.copies,
         instances=options.instances,
         gateways=options.gateways,

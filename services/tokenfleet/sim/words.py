@@ -48,7 +48,9 @@ def _title(result: Result) -> str:
 def _notes(result: Result) -> list[str]:
     busy = [load.prefill_s / result.len_s for load in result.loads]
     missed = f"{result.rejected} rejected and {result.unfinished} unfinished count as never served"
+    doubtful = f"{result.bad_lines} bad lines of the trace left out; {result.repeated_rows} rows repeat the one before"
     return [
+        *([doubtful] if result.bad_lines or result.repeated_rows else []),
         f"{result.completed} of {result.measured} completed"
         + (f"; {missed}" if result.rejected or result.unfinished else ""),
         f"ρ {result.rho:.2f}, with caches {result.rho_cached:.2f} ({min(busy):.2f} to {max(busy):.2f} by instance); "
