@@ -24,6 +24,7 @@ def test_the_shipped_policy_is_good() -> None:
         (("revision = 1", "revision = 1\ncolour = 3"), "colour"),
         (("ttft_s = 2.0", "ttft_s = -1.0"), "ttft_s"),
         (("ttft_s = 2.0", "ttft_s = nan"), "ttft_s"),
+        (("revision = 1", "revision = 1\n[tokenpilot]\nkv_lambda_s = inf"), "kv_lambda_s"),
         (('residency = "eu-only"', 'residency = "mars"'), "tenants.eu-bank.residency: no rule 'mars'"),
         (('classes = ["batch"]', 'classes = ["gold"]'), "tenants.archive.classes: no class 'gold'"),
         (("[classes.batch]", "[classes.bulk]"), "classes: 'batch' is missing"),

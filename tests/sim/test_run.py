@@ -215,3 +215,9 @@ def test_a_scenario_is_changed_by_the_options_given() -> None:
     assert options_of("overload", {"seed": 5}) == replace(SCENARIOS["overload"], seed=5)
     with pytest.raises(PolicyError, match="no scenario 'nothing'; there is: chat"):
         options_of("nothing", {})
+
+
+def test_a_trace_of_one_s_own_is_served_as_it_is_unless_copies_are_asked_for() -> None:
+    assert options_of("", {"trace": "mine.jsonl"}).copies == 1.0
+    assert options_of("", {"trace": "mine.jsonl", "copies": 4.0}).copies == 4.0
+    assert options_of("", {"trace": "conversation"}).copies == options_of("", {}).copies == 2.0

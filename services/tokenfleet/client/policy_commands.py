@@ -31,7 +31,9 @@ def policy_show() -> None:
 @policy_app.command("apply")
 def policy_apply(
     file: Path,
-    canary: Annotated[float | None, typer.Option(help="Try it on this percentage of requests first.")] = None,
+    canary: Annotated[
+        float | None, typer.Option(help="Try it on this percentage of requests first, at most 50.")
+    ] = None,
     for_: Annotated[str, typer.Option("--for", help="How long to try: 90s, 10m, 2h. Only with --canary.")] = "10m",
     kafka: KafkaOption = "",
     state_dir: State = STATE,
@@ -39,7 +41,7 @@ def policy_apply(
     """Put a policy file into force everywhere, or try it.
 
     Its revision must be greater than any published. A canary that does worse ends at once, one that does not is put
-    into force when its time is over.
+    into force when its time is over, if enough of its requests have ended by then.
     """
     from tokenfleet.client.policies import (
         check_can_be_undone,

@@ -13,8 +13,9 @@ from msgspec import Meta, Struct
 
 from tokenfleet.core.errors import PolicyError, UnknownModelError, UnknownSiteError, UnknownTenantError
 
-Positive = Annotated[float, Meta(gt=0.0)]
-NonNegative = Annotated[float, Meta(ge=0.0)]
+# 1e15: TOML has `inf`, and inf - inf is a cost that compares with nothing; products of two such are still numbers.
+Positive = Annotated[float, Meta(gt=0.0, le=1e15)]
+NonNegative = Annotated[float, Meta(ge=0.0, le=1e15)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 BlindRule = Literal["power_of_two", "least_requests", "round_robin", "random"]
 Rule = Literal["cost", "power_of_two", "least_requests", "round_robin", "random"]

@@ -16,18 +16,26 @@ sim_app.command("compare")(compare)
 
 @run_app.command("routing")
 def run_routing(
-    trace: Annotated[str | None, typer.Option(help="synthetic, conversation, or the path of a trace.")] = None,
-    copies: Annotated[float | None, typer.Option(help="Rotated copies of the trace laid over each other.")] = None,
-    instances: Annotated[int | None, typer.Option(help="Engines in the fleet.")] = None,
-    policy: Annotated[str | None, typer.Option(help="Routing policy; `sim list` names them.")] = None,
-    gateways: Annotated[int | None, typer.Option(help="Gateways; each request arrives at a random one.")] = None,
-    event_delay: Annotated[
-        float | None, typer.Option(help="Seconds until the other gateways hear of a placement.")
+    trace: Annotated[
+        str | None, typer.Option(help="synthetic, conversation, or the path of a trace. {synthetic}")
     ] = None,
-    profile: Annotated[str | None, typer.Option(help="Engine profile; `sim list` names them.")] = None,
+    copies: Annotated[
+        float | None, typer.Option(help="Rotated copies of the trace laid over each other. {2, of a file 1}")
+    ] = None,
+    instances: Annotated[int | None, typer.Option(help="Engines in the fleet. {8}")] = None,
+    policy: Annotated[str | None, typer.Option(help="Routing policy; `sim list` names them. {tokenpilot}")] = None,
+    gateways: Annotated[int | None, typer.Option(help="Gateways; each request arrives at a random one. {1}")] = None,
+    event_delay: Annotated[
+        float | None, typer.Option(help="Seconds until the other gateways hear of a placement. {0.02}")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Engine profile; `sim list` names them, or a file of `sim fit`. {L70}")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of rotation, jitter and all chance in the fleet.")] = 1,
     length: Annotated[float | None, typer.Option("--len", help="Seconds of the trace. Default: by instances.")] = None,
-    warm: Annotated[float | None, typer.Option(help="Seconds before requests are measured.")] = None,
+    warm: Annotated[
+        float | None, typer.Option(help="Seconds before requests are measured. Default: by instances.")
+    ] = None,
     learn: Annotated[bool, typer.Option("--learn", help="TokenPilot learns its coefficients from outcomes.")] = False,
     prior_factor: Annotated[
         float | None, typer.Option(help="TokenPilot starts from the true coefficients × this.")
@@ -36,7 +44,10 @@ def run_routing(
     scenario: Annotated[str, typer.Option(help="Start from this scenario; other options change it.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Route one trace through a simulated fleet."""
+    """Route one trace through a simulated fleet.
+
+    What stands in {} is taken where neither an option nor the scenario tells.
+    """
     from time import process_time  # of the processor, for requests_per_cpu_s alone
 
     import msgspec

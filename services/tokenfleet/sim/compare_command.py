@@ -19,16 +19,24 @@ PEERS = "round_robin,random,power_of_two,least_requests,least_stale,sglang,dynam
 
 def compare(
     scenarios: Annotated[list[str] | None, typer.Argument(help="Scenarios; `sim list` names them.")] = None,
-    trace: Annotated[str | None, typer.Option(help="synthetic, conversation, or the path of a trace.")] = None,
-    copies: Annotated[float | None, typer.Option(help="Rotated copies of the trace laid over each other.")] = None,
-    instances: Annotated[int | None, typer.Option(help="Engines in the fleet.")] = None,
-    gateways: Annotated[int | None, typer.Option(help="Gateways; each request arrives at a random one.")] = None,
-    event_delay: Annotated[
-        float | None, typer.Option(help="Seconds until the other gateways hear of a placement.")
+    trace: Annotated[
+        str | None, typer.Option(help="synthetic, conversation, or the path of a trace. {synthetic}")
     ] = None,
-    profile: Annotated[str | None, typer.Option(help="Engine profile; `sim list` names them.")] = None,
+    copies: Annotated[
+        float | None, typer.Option(help="Rotated copies of the trace laid over each other. {2, of a file 1}")
+    ] = None,
+    instances: Annotated[int | None, typer.Option(help="Engines in the fleet. {8}")] = None,
+    gateways: Annotated[int | None, typer.Option(help="Gateways; each request arrives at a random one. {1}")] = None,
+    event_delay: Annotated[
+        float | None, typer.Option(help="Seconds until the other gateways hear of a placement. {0.02}")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Engine profile; `sim list` names them, or a file of `sim fit`. {L70}")
+    ] = None,
     length: Annotated[float | None, typer.Option("--len", help="Seconds of the trace. Default: by instances.")] = None,
-    warm: Annotated[float | None, typer.Option(help="Seconds before requests are measured.")] = None,
+    warm: Annotated[
+        float | None, typer.Option(help="Seconds before requests are measured. Default: by instances.")
+    ] = None,
     policies: Annotated[str, typer.Option(help="Names with commas; also sglang:balance_abs=8 and the like.")] = PEERS,
     seeds: Annotated[str, typer.Option(help="As 1,2,5 or 1-4.")] = "1-4",
     baseline: Annotated[str, typer.Option(help="Policy that changes are given against.")] = "least_requests",
@@ -43,7 +51,10 @@ def compare(
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print tables for a document.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compare routing policies on the same requests."""
+    """Compare routing policies on the same requests.
+
+    What stands in {} is taken where neither an option nor the scenario tells.
+    """
     import msgspec
     from rich.console import Console
 

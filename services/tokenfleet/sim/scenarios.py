@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from tokenfleet.core.errors import PolicyError, listed
 from tokenfleet.sim.run import RunOptions
+from tokenfleet.sim.traces.read import SHIPPED
 
 NEVER_S = 1e6  # later than any run ends
 
@@ -40,8 +41,12 @@ SCENARIOS: dict[str, RunOptions] = {
 
 
 def options_of(scenario: str, changes: Mapping[str, object]) -> RunOptions:
-    """The scenario's options, or the usual ones for an empty name, with fields changed. Raises PolicyError."""
+    """The scenario's options, or the usual ones for an empty name, with fields changed. Raises PolicyError.
+
+    Usual is one copy of a trace of the user's own: what its fleet had to serve.
+    """
     base = SCENARIOS.get(scenario) if scenario else RunOptions()
     if base is None:
         raise PolicyError(f"no scenario {scenario!r}; there is: {listed(SCENARIOS)}")
-    return replace(base, **changes)
+    own = not scenario and changes.get("trace", base.trace) not in SHIPPED
+    return replace(base, **({"copies": 1.0} if own else {}) | dict(changes))
