@@ -123,7 +123,7 @@ def stays(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | None
     return Decided(decision=decision)
 
 
-def waits(asked: Asked, here: Decided) -> Decided:
+def waits(here: Decided) -> Decided:
     """Held at its gateway: where it would go now, and what it waits for there."""
     decision = here.decision
     wait = ms(decision.candidates[0].wait_s)
@@ -145,12 +145,13 @@ def routed(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | Non
         "held_s": asked.turn.held_s if asked.turn else 0.0,
     }
     routing = choose(request, asked.pool, asked.policy, rng=asked.rng, **terms_asked)
+    attempt = (request.id, request.attempt, request.hop)
     beside = watched(
         request,
         asked.pool,
         asked.policy,
         routing,
-        lambda policy: choose(request, asked.pool, policy, rng=chance_of(request), **terms_asked),
+        lambda policy: choose(request, asked.pool, policy, rng=chance_of(*attempt), **terms_asked),
         **terms_asked,
     )
     admission = ruling.admission if ruling else _evidence(asked)

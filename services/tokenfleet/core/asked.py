@@ -35,9 +35,9 @@ class Ids(Struct, frozen=True, kw_only=True):
     now_wall_s: float
 
 
-def chance_of(request: Request) -> Random:
-    """The chance of one attempt at one site, the same whoever decides."""
-    return Random(f"{request.id}/{request.attempt}/{request.hop}")
+def chance_of(request: str, attempt: int, hop: int) -> Random:
+    """The chance of one attempt (by the logical request's id) at one site, the same whoever decides or replays."""
+    return Random(f"{request}/{attempt}/{hop}")
 
 
 class Turn(Struct, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from xxhash import xxh3_64_intdigest
 
 CANONICAL_TOKENS_MIN = 256  # at 16 tokens a block, 200 instances would be 16 million (key, instance) pairs
 TOKEN_BYTES = 4
-KEY_BYTES = 8
+KEY_BYTES = 8  # a block key travels as a little-endian u64
 NO_PARENT = 0
 FORMAT = b"tokenfleet.block.v1"  # part of every seed: another rule of hashing never meets this one's keys
 

@@ -92,7 +92,7 @@ def _asked(site: Site, request: Request, steps: Steps, ids: Ids, now_s: float, t
         output_q90=q90,
         charge=_charge(site, policy, request, steps, now_s),  # last: a request that can't be asked costs nothing
         now_s=now_s,
-        rng=chance_of(request),
+        rng=chance_of(request.id, request.attempt, request.hop),
         turn=turn,
     )
 
@@ -121,14 +121,14 @@ def _answer(site: Site, asked: Asked) -> Decided:
             return elsewhere(site, asked, sent)
     ruling: Ruling | None = None
     if asked.steps.admission:
-        ruling = _ruled(site, asked)
+        ruling = _ruled(asked)
         if ruling.verdict != "admit":
             return _second_choice(site, asked, ruling.reason) or ruled_out(site, asked, ruling, sent)
     if not asked.steps.routing:
         return stays(site, asked, ruling, sent)
     here = routed(site, asked, ruling, sent)
     if here.placement is not None and _waits(site, asked, here.decision.candidates[0]):
-        return waits(asked, here)
+        return waits(here)
     return _second_choice(site, asked, here.decision.reason) or here
 
 
@@ -229,7 +229,7 @@ def _second_choice(site: Site, asked: Asked, reason: Reason) -> Decided | None:
     return None if sent.reason else elsewhere(site, asked, sent)
 
 
-def _ruled(site: Site, asked: Asked) -> Ruling:
+def _ruled(asked: Asked) -> Ruling:
     return admit(
         asked.request,
         asked.classified,

@@ -14,6 +14,7 @@ import xxhash
 from msgspec import Struct
 from msgspec.structs import replace
 
+from tokenfleet.core.blocks import KEY_BYTES
 from tokenfleet.core.decision import Reason, Request, SiteOption
 from tokenfleet.core.fleetmind.constraints import Refusal, barred, is_stale, late, overloaded
 from tokenfleet.core.fleetmind.cost import SiteCost, cost
@@ -26,8 +27,6 @@ from tokenfleet.core.known import known
 from tokenfleet.core.policy import Policy
 from tokenfleet.core.slomax.retry import retry_after_s
 from tokenfleet.core.view import PeerView
-
-KEY_BYTES = 8  # one packed block key
 
 
 class Dispatch(Struct, frozen=True, kw_only=True):

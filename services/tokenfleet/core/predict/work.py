@@ -25,7 +25,8 @@ def prefill_work_s(
     """Seconds from the start of its prefill to its first token, on an instance that decodes meanwhile.
 
     ceil(u / (B − n_dec)) · (c0 + d·ctx) + max(w_min, a·u) + b·u·(hit + u/2), with u uncached tokens, B tokens an
-    iteration, n_dec sequences of ctx summed context tokens decoding (tokenpilot: work). u ≥ 1 always.
+    iteration, n_dec sequences of ctx summed context tokens decoding; a step of sim/profiles.toml, summed
+    over the iterations. u ≥ 1 always.
     """
     iterations = prefill_iterations(uncached, decoding=decoding, budget_tokens=budget_tokens)
     c = coefficients

@@ -5,6 +5,7 @@ from random import Random
 import numpy as np
 import xxhash
 
+from tokenfleet.core.blocks import KEY_BYTES
 from tokenfleet.core.columns import Columns, Flags, Floats, Hashes, Slots
 from tokenfleet.core.decision import Request
 from tokenfleet.core.policy import Policy, TokenPilotPolicy
@@ -14,8 +15,6 @@ from tokenfleet.core.tokenpilot.evidence import Chosen, refusal, routing_of
 from tokenfleet.core.tokenpilot.filters import ask_of, hard, soften, trusted
 from tokenfleet.core.tokenpilot.routing import Routing
 from tokenfleet.core.tokenpilot.rules import picked
-
-KEY_BYTES = 8  # one block key: a little-endian u64
 
 
 def choose(

@@ -1,6 +1,6 @@
 """Cost: what it would cost, in seconds, to send this request to each instance.
 
-J = wait + work + bias + κ·margin + μ·work + KV pressure + decode interference + operator's weight (tokenpilot: choice).
+J = wait + work + bias + κ·margin + μ·work + KV pressure + decode interference + operator's weight.
 All instances at once: every term is an array over the pool's slots.
 """
 

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from tokenfleet.core.asked import chance_of
 from tokenfleet.core.blocks import KEY_BYTES
 from tokenfleet.core.columns import hashes_of
 from tokenfleet.core.decision import Candidate, Decision
@@ -195,7 +196,7 @@ def _among(known: Rescored, near: list[Candidate], limit_s: float) -> Rescored:
 def _chance(decision: Decision) -> Random:
     """The chance that the request's id seeds; whatever FleetMind draws, it draws only for requests that leave."""
     hop = 0 if decision.origin == decision.site else 1
-    return Random(f"{decision.request}/{decision.attempt}/{hop}")
+    return chance_of(decision.request, decision.attempt, hop)
 
 
 def _draw(near: list[Candidate], rng: Random) -> Candidate:

@@ -7,7 +7,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from tokenfleet.adapters.policy_file import load_policy
-from tokenfleet.core.blocks import xor_of
+from tokenfleet.core.blocks import KEY_BYTES, xor_of
 from tokenfleet.core.decision import Request
 from tokenfleet.core.records import (
     CapacityRow,
@@ -32,7 +32,6 @@ PROMPT_TOKENS: Final = BLOCKS * BLOCK_TOKENS + 100
 PROMPTS: Final = 8  # prefixes that the site knows, each held by an eighth of the instances to different depths
 SHARDS: Final = 16
 PLACED_MAX: Final = 4  # unfinished requests of an instance
-KEY_BYTES: Final = 8
 
 
 class BenchSite:

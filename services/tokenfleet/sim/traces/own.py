@@ -5,11 +5,10 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from tokenfleet.core.blocks import KEY_BYTES
 from tokenfleet.core.trace_line import TraceLine
 from tokenfleet.sim.traces.lines import BadLines, Line, LineError, rows_of
 from tokenfleet.sim.traces.rows import TraceRow
-
-KEY_BYTES = 8
 
 
 def parse_own(lines: Iterable[Line], *, source: str, bad: BadLines | None = None) -> Iterator[TraceRow]:
