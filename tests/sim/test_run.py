@@ -154,7 +154,7 @@ def test_larger_fleets_run_for_a_shorter_time(instances: int, expected: tuple[fl
         ({"instances": 1_000_000}, "--instances 1000000: it is 1 to 10000"),
         ({"gateways": 0}, "--gateways 0: it is 1 to 1000"),
         ({"copies": 1e9}, r"--copies 1e\+09 of the 200 requests .* at most 2,000,000"),
-        ({"warm_s": 19.95}, "nothing to measure, the last request arrives at 19.9 s"),
+        ({"warm_s": 19.95}, "nothing to measure, the last request within --len 20 s arrives at 19.9 s"),
         ({"event_delay_s": -0.1}, "--event-delay -0.1: it is 0.0 or more"),
         ({"event_delay_s": math.nan}, "--event-delay nan"),
         ({"copies": 0.0}, "--copies 0: it is more than 0"),

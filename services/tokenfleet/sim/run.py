@@ -138,8 +138,8 @@ def rows_of(trace: Trace, options: RunOptions, *, len_s: float, warm_s: float) -
         raise PolicyError(f"trace {options.trace}: no request arrives within {len_s:.0f} s")
     if within[-1].at_s < warm_s:
         raise PolicyError(
-            f"trace {options.trace}: nothing to measure, the last request arrives at {within[-1].at_s:.1f} s; "
-            f"--warm {warm_s:g} must be less"
+            f"trace {options.trace}: nothing to measure, the last request within --len {len_s:g} s arrives at "
+            f"{within[-1].at_s:.1f} s; give a longer --len, or a --warm below that"
         )
     return within
 
