@@ -83,6 +83,8 @@ def test_what_can_not_be_replayed_is_told_in_one_line(tmp_path: Path) -> None:
     assert "'reuse' is not NAME=NUMBER" in complaint("replay", "--file", file, "--weights", "reuse")
     assert "there is: decode_price_s" in complaint("replay", "--file", file, "--weights", "kv_knee=0.5")
     assert "can't be read" in complaint("replay", "--file", str(tmp_path / "none"))
+    (tmp_path / "empty").touch()
+    assert "no decision is recorded in" in complaint("replay", "--file", str(tmp_path / "empty"))
     (tmp_path / "bad").write_text(Path(file).read_text() + "{}\n")
     assert f"{tmp_path / 'bad'}:2: no decision" in complaint("replay", "--file", str(tmp_path / "bad"))
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from rich.console import Console
 
 from tests.test_cli import complaint, tokenfleet
 from tokenfleet.core.asked import ROUTE, Ids
@@ -56,4 +57,10 @@ def test_a_goal_is_met_from_its_own_side() -> None:
     facts = {"part": "kv", "name": "n", "unit": "µs", "goal": 2.0}
     figures = [Figure(value=value, at_most=most, **facts) for value in (1.0, 3.0) for most in (True, False)]  # pyright: ignore[reportArgumentType]  # facts of several types
     assert [each.met for each in figures] == [True, False, False, True]
-    bench_table(Report(figures=tuple(figures), python="3", cpus=1, load_before=0.0))
+    report = Report(figures=tuple(figures), python="3", cpus=1, load_before=0.0)
+    for quick, missed in ((False, 2), (True, 0)):
+        console = Console(width=200)
+        with console.capture() as told:
+            console.print(bench_table(report, quick=quick))
+        assert told.get().count("missed") == missed
+        assert ("too little to judge by" in told.get()) == quick

@@ -51,7 +51,8 @@ def replay(
     else:
         decisions = asyncio.run(_recorded(postgres or endpoints(state_dir).postgres, request_id, _ago_s(since), limit))
     if not decisions:
-        raise NotFoundError("no decision is recorded " + (f"of {request_id!r}" if request_id else f"since {since}"))
+        of = f"of {request_id!r}" if request_id else f"in {file}" if file is not None else f"since {since}"
+        raise NotFoundError(f"no decision is recorded {of}")
     told = [
         reweighed(each, terms.tokenpilot, changed) if changed else rescored(each, terms.tokenpilot)
         for each in decisions

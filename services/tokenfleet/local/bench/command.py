@@ -36,20 +36,20 @@ def bench(
         figures = [msgspec.to_builtins(each) | {"met": each.met} for each in report.figures]
         typer.echo(json.dumps(msgspec.to_builtins(report) | {"figures": figures}, indent=2))
     else:
-        Console().print(bench_table(report))
+        Console().print(bench_table(report, quick=quick))
 
 
-def bench_table(report: "Report") -> "RenderableType":
-    """The figures, a line each."""
+def bench_table(report: "Report", *, quick: bool = False) -> "RenderableType":
+    """The figures, a line each; `quick` ones are too few to be judged."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     for name in ("measured", "value", "goal", "target", ""):
         table.add_column(name, justify="left" if name in ("measured", "") else "right")
     for each in report.figures:
-        met = {True: "", False: "missed", None: ""}[each.met]
+        met = "missed" if each.met is False and not quick else ""
         table.add_row(each.name, _told(each, each.value), _told(each, each.goal), _told(each, each.target), met)
-    table.caption = (
+    table.caption = ("--quick asks too little to judge by; " if quick else "") + (
         f"medians; CPU time is the process's own. Python {report.python}, {report.cpus} CPUs, load "
         f"{report.load_before:.1f} before: a busy machine makes all of it dearer"
     )
