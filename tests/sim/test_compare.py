@@ -144,6 +144,16 @@ def test_a_real_cell_has_every_request_and_what_reuse_there_was() -> None:
     assert any(captured for _, captured in pairs)
 
 
+def test_a_place_that_cannot_be_written_is_named_and_costs_nothing_kept_before(maker: Maker, tmp_path: Path) -> None:
+    cells(jobs(), Store(tmp_path))
+    kept = sorted(tmp_path.glob("*.json"))
+    kept[0].unlink()
+    kept[0].mkdir()
+    with pytest.raises(SetupError, match="what was kept before is whole"):
+        cells(jobs(), Store(tmp_path))
+    assert all(path.is_file() for path in kept[1:])
+
+
 def test_kept_cells_are_those_that_were_made(tmp_path: Path) -> None:
     job = Job(scenario="s", options=msgspec.structs.replace(SHORT, policy="least_requests"))
     made = cells([job], Store(tmp_path))

@@ -101,16 +101,20 @@ class Store:
             return None
         try:
             return msgspec.json.decode((self._folder / file_name(job)).read_bytes(), type=Cell)
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError):
             return None
 
     def put(self, job: Job, cell: Cell) -> None:
-        """Keep it; a reader sees the whole file or none."""
-        if self._folder is not None:
-            path = self._folder / file_name(job)
-            begun = path.with_suffix(".begun")
+        """Keep it; a reader sees the whole file or none. Raises SetupError if it can't be written."""
+        if self._folder is None:
+            return
+        path = self._folder / file_name(job)
+        begun = path.with_suffix(".begun")
+        try:
             begun.write_bytes(msgspec.json.encode(cell))
             begun.replace(path)
+        except OSError as error:
+            raise SetupError(f"--keep {path}: {error.strerror or error}; what was kept before is whole") from error
 
 
 def cells(

@@ -37,6 +37,7 @@ def compare(
     warm: Annotated[
         float | None, typer.Option(help="Seconds before requests are measured. Default: by instances.")
     ] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out lines that can't be used.")] = False,
     policies: Annotated[str, typer.Option(help="Names with commas; also sglang:balance_abs=8 and the like.")] = PEERS,
     seeds: Annotated[str, typer.Option(help="As 1,2,5 or 1-4.")] = "1-4",
     baseline: Annotated[str, typer.Option(help="Policy that changes are given against.")] = "least_requests",
@@ -74,6 +75,7 @@ def compare(
         "profile": profile,
         "len_s": length,
         "warm_s": warm,
+        "skip_bad": skip_bad or None,
     }
     given = {name: value for name, value in changes.items() if value is not None}
     bases = {name or "custom": options_of(name, given) for name in scenarios or [""]}
