@@ -222,8 +222,10 @@ async def test_a_service_that_stands_still_is_not_asked_without_bound(monkeypatc
     count = 2 * BATCH_MAX * coalesce.BATCHES_UNANSWERED_MAX
     async with asking(replica) as fleet:
         tasks = [asyncio.create_task(fleet.route(request(f"r{n}"), timeout_s=20.0)) for n in range(count)]
-        await asyncio.sleep(0.1)
-        assert fleet._coalescer is not None
+        async with asyncio.timeout(15.0):
+            while fleet._coalescer is None or len(fleet._coalescer._unanswered) < coalesce.BATCHES_UNANSWERED_MAX:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # time to ask for more, were there no bound
         assert len(fleet._coalescer._unanswered) == coalesce.BATCHES_UNANSWERED_MAX
         going.set()
         answers = await asyncio.gather(*tasks)

@@ -188,7 +188,7 @@ def test_only_believable_values_are_left(values: dict[str, float | None], age_s:
     for name, most in CEILINGS.items():
         left = getattr(found, name)
         assert left is None or (left == values[name] and 0 <= left <= most)
-    assert found.age_s == age_s if 0 <= age_s < 1e9 else found.age_s == AGE_UNKNOWN_S
+    assert found.age_s == age_s if 0 <= age_s <= 1e9 else found.age_s == AGE_UNKNOWN_S
     assert math.isfinite(found.scrape_failed_for_s)
     assert cleaned(found) == found
 
