@@ -4,11 +4,13 @@ from random import Random
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tokenfleet.core.columns import Floats
 from tokenfleet.core.decision import Decision, Request
-from tokenfleet.core.policy import Policy
+from tokenfleet.core.policy import Model, Policy
 from tokenfleet.core.pool import PoolView
+from tokenfleet.core.predict.output import OutputTable
 from tokenfleet.core.records import OutcomeEvent, PlacementEvent
 from tokenfleet.core.slomax.classify import Classification
 from tokenfleet.core.slomax.quota import Charge
@@ -76,3 +78,21 @@ class Asked(Struct, frozen=True, kw_only=True):
     now_s: float
     rng: Random
     turn: Turn | None = None
+
+
+def estimated(request: Request, model: Model, outputs: OutputTable) -> tuple[Request, float, float]:
+    """The request with a budget that its model's context can hold, and the q50 and q90 of its output, in tokens.
+
+    A budget is a bound: what the context can't hold is never produced.
+    """
+    room = model.context_max_tokens - request.prompt_tokens
+    if request.max_tokens > room > 0:
+        request = replace(request, max_tokens=room)
+    q50, q90 = outputs.quantiles(
+        tenant=request.tenant,
+        model=request.model,
+        prior=model,
+        prompt_tokens=request.prompt_tokens,
+        budget_tokens=request.max_tokens,
+    )
+    return request, q50, q90

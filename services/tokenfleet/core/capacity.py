@@ -29,6 +29,12 @@ class InstanceRow(Struct, frozen=True, kw_only=True):
     agent_silent_when_sent_s: float | None
 
     @property
+    def kv_total_tokens(self) -> float | None:
+        """Size of the instance's KV memory, None when it isn't told."""
+        blocks, size = self.beat.kv_total_blocks, self.beat.block_size
+        return blocks * size if blocks and size else None
+
+    @property
     def born_s(self) -> float | None:
         """When the values were taken, on this process's clock; None when unknown."""
         age_s = sum_of_ages(self.age_when_sent_s)

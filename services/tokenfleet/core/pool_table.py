@@ -99,8 +99,7 @@ class PoolTable:
         slot = labels.slots[beat.instance]
         if not labels.same(slot, address=beat.address, model=beat.model, digest=beat.model_digest):
             return False
-        block_size = beat.block_size or 0
-        total = _told(known(beat.kv_total_blocks * block_size if beat.kv_total_blocks and block_size else None))
+        total = _told(known(row.kv_total_tokens))
         held, context = _told(known(load.kv_held_tokens)), _told(known(load.context_tokens))
         told = _Told(
             OUT if beat.refused else AVAILABILITIES.index(availability),

@@ -160,7 +160,6 @@ class Pools:
             availability, reason = "out", "its requests failed lately"
         load = self._corrections.standing(row).at(now_s)
         kv_state = self._prefix.state(beat.instance)
-        block_size = beat.block_size or 0
         return InstanceView(
             instance=beat.instance,
             address=beat.address,
@@ -179,7 +178,7 @@ class Pools:
             decoding=load.decoding,
             context_tokens=load.context_tokens,
             kv_held_tokens=load.kv_held_tokens,
-            kv_total_tokens=beat.kv_total_blocks * block_size if beat.kv_total_blocks and block_size else None,
+            kv_total_tokens=row.kv_total_tokens,
             hit_tokens=hit_tokens,
             p_hit=p_hit(calibration, kv_state),
             kv_state=kv_state,

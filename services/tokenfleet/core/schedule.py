@@ -10,7 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from tokenfleet.core.answers import elsewhere, refused_for, routed, ruled_out, stays, waits
-from tokenfleet.core.asked import Asked, Decided, Ids, Steps, Turn, chance_of
+from tokenfleet.core.asked import Asked, Decided, Ids, Steps, Turn, chance_of, estimated
 from tokenfleet.core.decision import Candidate, Reason, Request
 from tokenfleet.core.errors import BadRequestError
 from tokenfleet.core.fleetmind.dispatch import Dispatch, dispatch
@@ -68,16 +68,7 @@ def _asked(site: Site, request: Request, steps: Steps, ids: Ids, now_s: float, t
     policy.site(request.origin)
     if request.hop == 0 and request.origin != site.name:
         raise BadRequestError("origin", f"{request.origin!r} asked {site.name!r} without a redirect (hop 1)")
-    room = model.context_max_tokens - request.prompt_tokens
-    if request.max_tokens > room > 0:  # a budget is a bound: what the context can't hold is never produced
-        request = replace(request, max_tokens=room)
-    q50, q90 = site.outputs.quantiles(
-        tenant=request.tenant,
-        model=request.model,
-        prior=model,
-        prompt_tokens=request.prompt_tokens,
-        budget_tokens=request.max_tokens,
-    )
+    request, q50, q90 = estimated(request, model, site.outputs)
     pool = site.pool(request.model, now_s, request, policy=policy)
     classified = classify(request, pool, policy, output_q90_tokens=q90)
     return Asked(

@@ -6,6 +6,7 @@ import typer
 
 from tokenfleet.sim.compare_command import compare
 from tokenfleet.sim.fit_command import fit_profile
+from tokenfleet.sim.fleet_options import Copies, EventDelay, Gateways, Instances, Length, ProfileName, Trace, Warm
 
 sim_app = typer.Typer(no_args_is_help=True, help="The fleet simulator: routing policies on recorded traces.")
 run_app = typer.Typer(no_args_is_help=True, help="Run one simulation and print what came of it.")
@@ -16,26 +17,16 @@ sim_app.command("compare")(compare)
 
 @run_app.command("routing")
 def run_routing(
-    trace: Annotated[
-        str | None, typer.Option(help="synthetic, conversation, or the path of a trace. {synthetic}")
-    ] = None,
-    copies: Annotated[
-        float | None, typer.Option(help="Rotated copies of the trace laid over each other. {2, of a file 1}")
-    ] = None,
-    instances: Annotated[int | None, typer.Option(help="Engines in the fleet. {8}")] = None,
+    trace: Trace = None,
+    copies: Copies = None,
+    instances: Instances = None,
     policy: Annotated[str | None, typer.Option(help="Routing policy; `sim list` names them. {tokenpilot}")] = None,
-    gateways: Annotated[int | None, typer.Option(help="Gateways; each request arrives at a random one. {1}")] = None,
-    event_delay: Annotated[
-        float | None, typer.Option(help="Seconds until the other gateways hear of a placement. {0.02}")
-    ] = None,
-    profile: Annotated[
-        str | None, typer.Option(help="Engine profile; `sim list` names them, or a file of `sim fit`. {L70}")
-    ] = None,
+    gateways: Gateways = None,
+    event_delay: EventDelay = None,
+    profile: ProfileName = None,
     seed: Annotated[int, typer.Option(help="Of rotation, jitter and all chance in the fleet.")] = 1,
-    length: Annotated[float | None, typer.Option("--len", help="Seconds of the trace. Default: by instances.")] = None,
-    warm: Annotated[
-        float | None, typer.Option(help="Seconds before requests are measured. Default: by instances.")
-    ] = None,
+    length: Length = None,
+    warm: Warm = None,
     learn: Annotated[bool, typer.Option("--learn", help="TokenPilot learns its coefficients from outcomes.")] = False,
     prior_factor: Annotated[
         float | None, typer.Option(help="TokenPilot starts from the true coefficients × this.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tokenfleet.core.errors import PolicyError
+from tokenfleet.sim.fleet_options import Copies, EventDelay, Gateways, Instances, Length, ProfileName, Trace, Warm
 
 if TYPE_CHECKING:
     from tokenfleet.sim.compare import Cell, Job
@@ -19,24 +20,14 @@ PEERS = "round_robin,random,power_of_two,least_requests,least_stale,sglang,dynam
 
 def compare(
     scenarios: Annotated[list[str] | None, typer.Argument(help="Scenarios; `sim list` names them.")] = None,
-    trace: Annotated[
-        str | None, typer.Option(help="synthetic, conversation, or the path of a trace. {synthetic}")
-    ] = None,
-    copies: Annotated[
-        float | None, typer.Option(help="Rotated copies of the trace laid over each other. {2, of a file 1}")
-    ] = None,
-    instances: Annotated[int | None, typer.Option(help="Engines in the fleet. {8}")] = None,
-    gateways: Annotated[int | None, typer.Option(help="Gateways; each request arrives at a random one. {1}")] = None,
-    event_delay: Annotated[
-        float | None, typer.Option(help="Seconds until the other gateways hear of a placement. {0.02}")
-    ] = None,
-    profile: Annotated[
-        str | None, typer.Option(help="Engine profile; `sim list` names them, or a file of `sim fit`. {L70}")
-    ] = None,
-    length: Annotated[float | None, typer.Option("--len", help="Seconds of the trace. Default: by instances.")] = None,
-    warm: Annotated[
-        float | None, typer.Option(help="Seconds before requests are measured. Default: by instances.")
-    ] = None,
+    trace: Trace = None,
+    copies: Copies = None,
+    instances: Instances = None,
+    gateways: Gateways = None,
+    event_delay: EventDelay = None,
+    profile: ProfileName = None,
+    length: Length = None,
+    warm: Warm = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out lines that can't be used.")] = False,
     policies: Annotated[str, typer.Option(help="Names with commas; also sglang:balance_abs=8 and the like.")] = PEERS,
     seeds: Annotated[str, typer.Option(help="As 1,2,5 or 1-4.")] = "1-4",

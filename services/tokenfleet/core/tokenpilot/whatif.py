@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tokenfleet.core.accounts import Coefficients, PoolCalibration
-from tokenfleet.core.asked import chance_of
+from tokenfleet.core.asked import chance_of, estimated
 from tokenfleet.core.columns import columns_of
 from tokenfleet.core.decision import Request
 from tokenfleet.core.errors import BadRequestError, listed
@@ -69,16 +69,7 @@ def what_if(site: Site, request: Request, changes: Changes, *, now_s: float) -> 
     """
     model = site.policy.model(request.model)
     site.policy.tenant(request.tenant)
-    room = model.context_max_tokens - request.prompt_tokens
-    if request.max_tokens > room > 0:  # as core.schedule bounds it
-        request = replace(request, max_tokens=room)
-    q50, q90 = site.outputs.quantiles(
-        tenant=request.tenant,
-        model=request.model,
-        prior=model,
-        prompt_tokens=request.prompt_tokens,
-        budget_tokens=request.max_tokens,
-    )
+    request, q50, q90 = estimated(request, model, site.outputs)
     here = site.pool(request.model, now_s, request)
     classified = classify(request, here, site.policy, output_q90_tokens=q90)
     present, _, _ = altered(here, site.policy, Changes())  # made the same way: equal to the last digit

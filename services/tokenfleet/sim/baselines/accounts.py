@@ -56,7 +56,7 @@ class Accounts:
 
     def place(self, request: Request, now_s: float) -> Placement:
         """Where the request goes; it goes there."""
-        raise NotImplementedError
+        raise NotImplementedError  # each rule gives it; the hooks below may stay empty
 
     def began(self, placement: Placement) -> None:
         """The request is on its way."""
