@@ -204,7 +204,7 @@ def test_the_command_s_table_names_run_and_misses(tmp_path: Path) -> None:
 
 def test_the_list_names_all_there_is() -> None:
     told = json.loads(CliRunner().invoke(sim_app, ["list", "--json"]).stdout)
-    assert told["traces"] == ["conversation", "synthetic"]
+    assert told["traces"] == ["azure-code", "azure-conv", "conversation", "synthetic"]
     assert "tokenpilot" in told["policies"]
     assert told["scenarios"] == sorted(SCENARIOS)
     assert {"L70", "DSV3", "GLM5"} <= {*told["profiles"]}

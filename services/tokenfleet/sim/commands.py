@@ -7,10 +7,12 @@ import typer
 from tokenfleet.sim.compare_command import compare
 from tokenfleet.sim.fit_command import fit_profile
 from tokenfleet.sim.fleet_options import Copies, EventDelay, Gateways, Instances, Length, ProfileName, Trace, Warm
+from tokenfleet.sim.mixed.command import run_mixed
 
 sim_app = typer.Typer(no_args_is_help=True, help="The fleet simulator: routing policies on recorded traces.")
 run_app = typer.Typer(no_args_is_help=True, help="Run one simulation and print what came of it.")
 sim_app.add_typer(run_app, name="run")
+run_app.command("mixed")(run_mixed)
 sim_app.command("fit")(fit_profile)
 sim_app.command("compare")(compare)
 

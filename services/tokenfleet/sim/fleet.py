@@ -40,7 +40,7 @@ FEEDBACK_PERIOD_S = 1.0
 class FleetTerms(Struct, frozen=True, kw_only=True):
     """What a fleet consists of. `drain_max_s` bounds the time after the last arrival: what is open then is unfinished.
 
-    `weights`, `prior_factor` and `learning` are TokenPilot's (router.Setup).
+    `policy`, `weights`, `prior_factor` and `learning` are for the routers (router.Setup).
     """
 
     profile: Profile
@@ -49,6 +49,7 @@ class FleetTerms(Struct, frozen=True, kw_only=True):
     telemetry_period_s: float = 0.25
     kv_snapshot_period_s: float = 30.0
     links: Links = Links()
+    policy: Policy | None = None
     weights: TokenPilotPolicy | None = None
     prior_factor: float = 1.0
     learning: bool = False
@@ -128,7 +129,7 @@ class Fleet:
         served = self._open[answer.request]
         assert served.dispatched_s is None, f"request {answer.request} was answered twice"
         if answer.refused:
-            served.refused = answer.refused
+            served.refused, served.refused_s = answer.refused, now_s
             del self._open[answer.request]
         elif answer.instance:
             served.instance = self._numbers[answer.instance]
@@ -264,6 +265,7 @@ class Fleet:
             profile=terms.profile,
             rng=Random(f"{self._seed}/{name}"),
             publish=partial(self._publish, number),
+            policy=terms.policy,
             weights=terms.weights,
             prior_factor=terms.prior_factor,
             learning=terms.learning,

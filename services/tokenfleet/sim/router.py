@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from tokenfleet.core.accounts import Feedback
 from tokenfleet.core.decision import Request
-from tokenfleet.core.policy import TokenPilotPolicy
+from tokenfleet.core.policy import Policy, TokenPilotPolicy
 from tokenfleet.core.records import (
     CapacityShard,
     KvDelta,
@@ -72,8 +72,9 @@ class Setup(Struct, frozen=True, kw_only=True):
     """What a router is made from.
 
     `instances` are the names of all engines, in order; all are of one `profile`. `gateway` names this one among
-    `gateways` alike. `rng` is the router's own chance. The rest is TokenPilot's: `weights` (None: the shipped ones),
-    the engine coefficients that it starts from as multiples of the true ones, and whether outcomes teach it better.
+    `gateways` alike. `rng` is the router's own chance. `policy` holds the classes' terms and bounds; None: there are
+    none. The rest is TokenPilot's: `weights` (None: the shipped ones), the engine coefficients that it starts from as
+    multiples of the true ones, and whether outcomes teach it better.
     """
 
     gateway: str
@@ -82,6 +83,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     profile: Profile
     rng: Random
     publish: Publish
+    policy: Policy | None = None
     weights: TokenPilotPolicy | None = None
     prior_factor: float = 1.0
     learning: bool = False

@@ -4,20 +4,23 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tokenfleet.core.decision import Request
+from tokenfleet.core.policy import REQUIRED_CLASSES
 from tokenfleet.core.records import OutcomeEvent
 from tokenfleet.sim.engine.events import Job
 from tokenfleet.sim.telemetry import MODEL, SITE, TENANT, packed
 from tokenfleet.sim.traces.rows import TraceRow
 
 POOL = f"{MODEL}@{SITE}"
-REQUEST_CLASS = "chat"
+USUAL_CLASS = "chat"
+OFFLINE_TASK = "batch"
 
 
 @dataclass(slots=True)
 class Served:
     """A row and what became of it; times in seconds since the run's start, None: never.
 
-    `gateway` and `instance` are numbers, -1: none. `cached_tokens` are as of the engine's first admission.
+    `gateway` and `instance` are numbers, -1: none. `cached_tokens` are as of the engine's first admission. It was
+    `refused` for a reason at `refused_s`.
     """
 
     id: str
@@ -26,10 +29,17 @@ class Served:
     instance: int = -1
     decision: str = ""
     refused: str = ""
+    refused_s: float | None = None
     dispatched_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
     cached_tokens: int = 0
+
+    @property
+    def request_class(self) -> str:
+        """What its caller declares: the row's class if it is one of the classifier's, for traces have words of their
+        own, else chat."""
+        return self.row.request_class if self.row.request_class in REQUIRED_CLASSES else USUAL_CLASS
 
     def request(self) -> Request:
         """What its gateway gets to see; no budget either, for it would tell of the output."""
@@ -42,7 +52,10 @@ class Served:
             prompt_tokens=row.prompt_tokens,
             block_keys=packed(self._blocks()),
             block_tokens=row.block_tokens,
-            declared_class=REQUEST_CLASS,
+            stream=row.deadline_s is None,
+            task="" if row.deadline_s is None else OFFLINE_TASK,
+            declared_class=self.request_class,
+            deadline_s=row.deadline_s,
             session=row.session,
         )
 
@@ -71,7 +84,7 @@ class Served:
             kind=kind,
             decision=self.decision,
             tenant=TENANT,
-            request_class=REQUEST_CLASS,
+            request_class=self.request_class,
             model=MODEL,
             origin=SITE,
             site=SITE,

@@ -18,7 +18,12 @@ from tokenfleet.sim.traces import azure, bailian, burstgpt, mooncake, own
 from tokenfleet.sim.traces.lines import BadLines, Line
 from tokenfleet.sim.traces.rows import Trace, TraceRow
 
-SHIPPED = {"conversation": "conversation_trace.jsonl.xz", "synthetic": "synthetic_trace.jsonl.xz"}
+SHIPPED = {
+    "azure-code": "azure2023_code.csv.xz",
+    "azure-conv": "azure2023_conv.csv.xz",
+    "conversation": "conversation_trace.jsonl.xz",
+    "synthetic": "synthetic_trace.jsonl.xz",
+}
 
 LINES_LOOKED_AT = 20  # to tell the format: the first of them may be broken
 BAD_SHARE_MAX = 0.5  # with more of its lines bad a file is not what it was taken for

@@ -17,9 +17,17 @@ U64 = (1 << 64) - 1
 
 
 def scaled(
-    rows: list[TraceRow], *, copies: float, quantum_s: float, rng: Random, shared_first_block: bool
+    rows: list[TraceRow],
+    *,
+    copies: float,
+    quantum_s: float,
+    rng: Random,
+    shared_first_block: bool,
+    turned_s: float = 0.0,
 ) -> list[TraceRow]:
     """`copies` of the trace laid over each other, copy k of K rotated by T·k/K + U(0, T/K), sorted by arrival.
+
+    `turned_s` more seconds are added to every rotation.
 
     Each copy has block ids and sessions of its own; with `shared_first_block` the commonest first block (a system
     prompt) stays one. Arrivals are spread over the recorder's quantum by U(0, quantum_s).
@@ -37,7 +45,9 @@ def scaled(
     step = IDS_A_COPY if max(max(row.hash_ids, default=0) for row in rows) < IDS_A_COPY else ODD
     laid: list[TraceRow] = []
     for copy in range(laid_over):
-        shift_s = span_s * copy / laid_over + (rng.uniform(0.0, span_s / laid_over) if laid_over > 1 else 0.0)
+        shift_s = (
+            turned_s + span_s * copy / laid_over + (rng.uniform(0.0, span_s / laid_over) if laid_over > 1 else 0.0)
+        )
         base = copy * step
         for row in rows:
             at_s = (row.at_s + shift_s + rng.uniform(0.0, quantum_s)) % span_s / speed

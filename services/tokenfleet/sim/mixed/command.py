@@ -1,0 +1,62 @@
+"""The command `sim run mixed`: three classes on one simulated cluster."""
+
+from typing import Annotated
+
+import typer
+
+from tokenfleet.sim.fleet_options import EventDelay, Gateways, Instances, ProfileName
+
+Load = Annotated[float | None, typer.Option(help="1 is what the fleet can just serve. {0.9}")]
+Chat = Annotated[str | None, typer.Option(help="Chat stream: azure-conv, azure-code or conversation. {azure-conv}")]
+PriorFactor = Annotated[float | None, typer.Option(help="Routers start from the true coefficients × this. {1}")]
+Learn = Annotated[bool, typer.Option("--learn", help="Routers learn their coefficients from outcomes.")]
+
+
+def run_mixed(
+    instances: Instances = None,
+    load: Load = None,
+    design: Annotated[
+        str | None, typer.Option(help="slomax, or one to compare with: least_requests, priority, pools. {slomax}")
+    ] = None,
+    chat: Chat = None,
+    gateways: Gateways = None,
+    event_delay: EventDelay = None,
+    profile: ProfileName = None,
+    seed: Annotated[int, typer.Option(help="Of long and batch requests and of all chance in the fleet.")] = 1,
+    learn: Learn = False,
+    prior_factor: PriorFactor = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Serve chat, long-context and batch requests on one simulated cluster.
+
+    What stands in {} is taken where no option tells.
+    """
+    from time import process_time  # of the processor, for requests_per_cpu_s alone
+
+    import msgspec
+    from rich.console import Console
+
+    from tokenfleet.sim.mixed.run import MixedOptions, run_mixed
+    from tokenfleet.sim.mixed.words import result_words
+    from tokenfleet.sim.mixed.workload import LEN_S
+    from tokenfleet.sim.words import progress_bar
+
+    given = {
+        "instances": instances,
+        "load": load,
+        "design": design,
+        "chat": chat,
+        "gateways": gateways,
+        "event_delay_s": event_delay,
+        "profile": profile,
+        "seed": seed,
+        "learning": learn or None,
+        "prior_factor": prior_factor,
+    }
+    options = MixedOptions(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    with progress_bar(f"{options.design}, seed {seed}", total_s=LEN_S) as progress:
+        result = run_mixed(options, cpu_s=process_time, progress=progress).result
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
+    else:
+        Console().print(result_words(result))

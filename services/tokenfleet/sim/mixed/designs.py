@@ -1,0 +1,18 @@
+"""Designs: how one cluster serves three classes, by name."""
+
+from tokenfleet.core.errors import PolicyError, listed
+from tokenfleet.sim.baselines.blind import LeastRequests
+from tokenfleet.sim.pilot import Pilot
+from tokenfleet.sim.router import MakeRouter
+
+DESIGNS: dict[str, MakeRouter] = {
+    "slomax": Pilot,
+    "least_requests": LeastRequests,
+}
+
+
+def design_named(name: str) -> MakeRouter:
+    """The design's gateways. Raises PolicyError for an unknown one, with what there is."""
+    if name not in DESIGNS:
+        raise PolicyError(f"--design {name!r}: there is {listed(DESIGNS)}")
+    return DESIGNS[name]

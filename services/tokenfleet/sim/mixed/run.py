@@ -1,0 +1,175 @@
+"""Run: one mixed run from its options, and what came of it."""
+
+import math
+from collections.abc import Callable
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tokenfleet.core.errors import PolicyError
+from tokenfleet.core.goodput.cost import HOUR_S, cost_per_million
+from tokenfleet.core.policy import Policy
+from tokenfleet.sim.fleet import Fleet, FleetTerms
+from tokenfleet.sim.links import Links
+from tokenfleet.sim.measure import prefill_s
+from tokenfleet.sim.mixed.accounts import Accounts
+from tokenfleet.sim.mixed.designs import design_named
+from tokenfleet.sim.mixed.measure import Result, Throughput, bulk_ends_s, by_class, counts, percentiles
+from tokenfleet.sim.mixed.service_levels import BATCH_DEADLINE_S, mixed_policy
+from tokenfleet.sim.mixed.workload import LEN_S, workload
+from tokenfleet.sim.profiles import Profile, load_profile
+from tokenfleet.sim.router import MakeRouter
+from tokenfleet.sim.served import Served
+from tokenfleet.sim.telemetry import SITE
+from tokenfleet.sim.traces.fits import check_fits
+
+TOKEN_BUDGET = 2_048  # of an engine's step: a full one takes about as long as chat's time per token may
+
+
+class MixedOptions(Struct, frozen=True, kw_only=True):
+    """One run. `load` 1 is what the fleet can just serve. `policy` None: the usual service levels.
+
+    `make_router` is taken instead of the design's own and keeps its name. `prior_factor` and `learning` are what a
+    router starts from and whether outcomes teach it (router.Setup). `event_delay_s` is that of placements, `links` all
+    else of the links.
+    """
+
+    design: str = "slomax"
+    instances: int = 8
+    load: float = 0.9
+    chat: str = "azure-conv"
+    seed: int = 1
+    gateways: int = 1
+    event_delay_s: float = 0.02
+    profile: str = "L70"
+    telemetry_period_s: float = 0.25
+    links: Links = Links()
+    policy: Policy | None = None
+    prior_factor: float = 1.0
+    learning: bool = False
+    make_router: MakeRouter | None = None
+    drain_max_s: float = 1_800.0
+
+
+class MixedRun(Struct, frozen=True, kw_only=True):
+    """A run's figures, its accounts by window, and all of its requests in the order of arrival."""
+
+    result: Result
+    accounts: Accounts
+    served: list[Served]
+
+
+def run_mixed(
+    options: MixedOptions,
+    *,
+    cpu_s: Callable[[], float],
+    progress: Callable[[float], None] | None = None,
+) -> MixedRun:
+    """Serve the workload and measure. `cpu_s` reads the processor time spent, for `requests_per_cpu_s` alone.
+
+    Raises PolicyError for an unknown design, chat stream or profile, and for figures out of range.
+    """
+    _refuse_impossible(options)
+    make_router = options.make_router or design_named(options.design)
+    profile = replace(load_profile(options.profile), token_budget=TOKEN_BUDGET)
+    policy = options.policy or mixed_policy(profile, prior_factor=options.prior_factor, learning=options.learning)
+    rows = workload(
+        load=options.load,
+        instances=options.instances,
+        seed=options.seed,
+        chat=options.chat,
+        batch_deadline_s=policy.classes["batch"].deadline_s or BATCH_DEADLINE_S,
+    )
+    try:
+        check_fits(rows, profile)
+    except PolicyError as error:
+        raise PolicyError(f"mixed on {options.profile}: {error}") from error
+    began_s = cpu_s()
+    fleet = Fleet(
+        _terms(options, profile, policy),
+        make_router,
+        seed=options.seed,
+        lessons_policy=policy if options.learning else None,
+    )
+    served = fleet.serve(rows, progress=progress)
+    spent_s = cpu_s() - began_s
+    accounts = Accounts(served, policy)
+    result = _result(options, served, accounts, profile, policy, spent_s=spent_s)
+    return MixedRun(result=result, accounts=accounts, served=served)
+
+
+def _refuse_impossible(options: MixedOptions) -> None:
+    for name, value, most in (("--instances", options.instances, 1_000), ("--gateways", options.gateways, 1_000)):
+        if not 1 <= value <= most:
+            raise PolicyError(f"{name} {value}: it is 1 to {most}")
+    if not 0.0 < options.load <= LOAD_MAX:
+        raise PolicyError(f"--load {options.load:g}: it is more than 0 and at most {LOAD_MAX:g}")
+    if not 0.0 < options.prior_factor < math.inf:
+        raise PolicyError(f"--prior-factor {options.prior_factor:g}: it is more than 0")
+    if not 0.0 <= options.event_delay_s < math.inf:
+        raise PolicyError(f"--event-delay {options.event_delay_s:g}: it is 0.0 or more")
+
+
+LOAD_MAX = 10.0
+
+
+def _terms(options: MixedOptions, profile: Profile, policy: Policy) -> FleetTerms:
+    placements = replace(options.links.placements, delay_s=options.event_delay_s)
+    return FleetTerms(
+        profile=profile,
+        instances=options.instances,
+        gateways=options.gateways,
+        telemetry_period_s=options.telemetry_period_s,
+        links=replace(options.links, placements=placements),
+        policy=policy,
+        prior_factor=options.prior_factor,
+        learning=options.learning,
+        drain_max_s=options.drain_max_s,
+    )
+
+
+def _result(
+    options: MixedOptions,
+    served: list[Served],
+    accounts: Accounts,
+    profile: Profile,
+    policy: Policy,
+    *,
+    spent_s: float,
+) -> Result:
+    its = by_class(served)
+    window, whole = accounts.by_class(until_s=LEN_S), accounts.by_class()
+    makespan_s = max((each.finished_s or 0.0 for each in served), default=0.0) or LEN_S
+    cost = options.instances * policy.site(SITE).price_per_instance_hour * LEN_S / HOUR_S
+    prompt_tokens = sum(each.row.prompt_tokens for each in served if each.finished_s is not None)
+    cold_s = math.fsum(prefill_s(each, profile, cached_tokens=0) for each in served)
+    return Result(
+        seed=options.seed,
+        design=options.design,
+        chat=options.chat,
+        instances=options.instances,
+        load=options.load,
+        gateways=options.gateways,
+        event_delay_s=options.event_delay_s,
+        profile=options.profile,
+        window_s=LEN_S,
+        makespan_s=makespan_s,
+        rho=cold_s / (options.instances * LEN_S),
+        requests={name: counts(each) for name, each in its.items()},
+        rejected=sum(bool(each.refused) for each in served),
+        attainment_offered={name: sums.attainment_offered for name, sums in whole.items()},
+        attainment_admitted={name: sums.attainment_admitted for name, sums in whole.items()},
+        goodput_tokens_per_s={name: sums.goodput_tokens_per_s for name, sums in window.items()},
+        goodput_makespan_tokens_per_s={name: sums.goodput_tokens / makespan_s for name, sums in whole.items()},
+        throughput_tokens_per_s=Throughput(
+            window=window["all"].output_tokens / LEN_S, makespan=whole["all"].output_tokens / makespan_s
+        ),
+        waste_tokens=whole["all"].waste_tokens,
+        cost_per_million_goodput_tokens=cost_per_million(cost, window["all"].goodput_tokens),
+        ttft_s=percentiles(its, lambda figures: figures.ttft_s),
+        tpot_s=percentiles(its, lambda figures: figures.tpot_s, ended_only=True),
+        e2e_s=percentiles(its, lambda figures: figures.e2e_s),
+        bulk_end_s=bulk_ends_s(its["batch"]),
+        hit_ratio=sum(each.cached_tokens for each in served) / prompt_tokens if prompt_tokens else 0.0,
+        requests_per_cpu_s=len(served) / max(spent_s, 1e-9),
+    )

@@ -1,0 +1,101 @@
+"""Workload: chat, long-context and batch requests of one cluster, as dense as its load and size ask for."""
+
+import math
+from collections.abc import Callable
+from random import Random
+
+from msgspec.structs import replace
+
+from tokenfleet.core.errors import PolicyError, listed
+from tokenfleet.sim.traces.lengths import summarisation_lengths
+from tokenfleet.sim.traces.read import read_trace
+from tokenfleet.sim.traces.rows import Trace, TraceRow
+from tokenfleet.sim.traces.scale import scaled
+
+LEN_S = 600.0
+INSTANCES_OF_LOAD_1 = 4  # that the rates below are for
+CHAT_PER_S = 20.0
+LONG_PER_S = 0.75
+BULK_JOBS = 720
+LONG_PROMPT_MIN_TOKENS = 16_384
+SHORT_PROMPT_MAX_TOKENS = 8_191  # of the conversation trace's rows that are taken for chat
+OUTPUT_MIN_TOKENS = 2  # else there is no time per token
+BULK_FIRST_S, BULK_PERIOD_S, BULK_SPREAD_S = 15.0, 120.0, 2.0
+BULKS = math.ceil((LEN_S - BULK_FIRST_S) / BULK_PERIOD_S)
+BULK_STARTS_S = tuple(BULK_FIRST_S + number * BULK_PERIOD_S for number in range(BULKS))
+BATCH_OUTPUT_MAX_TOKENS = 1_024
+STREAM_ENDS_MIN_S = 480.0  # a chat trace that would be used up earlier is laid over itself
+
+CHATS: dict[str, Callable[[], Trace]] = {
+    "azure-conv": lambda: read_trace("azure-conv"),
+    "azure-code": lambda: read_trace("azure-code"),
+    "conversation": lambda: _only(read_trace("conversation"), tokens_max=SHORT_PROMPT_MAX_TOKENS),
+}
+
+
+def workload(*, load: float, instances: int, seed: int, chat: str, batch_deadline_s: float) -> list[TraceRow]:
+    """The requests of [0, LEN_S) by arrival; load 1 is what the fleet can just serve.
+
+    The seed moves long and batch; the chat stream has its own timestamps, sped up to a mean rate over the whole of it,
+    and ends when it is used up. Raises PolicyError for an unknown chat stream.
+    """
+    if chat not in CHATS:
+        raise PolicyError(f"--chat {chat!r}: there is {listed(CHATS)}")
+    scale = load * instances / INSTANCES_OF_LOAD_1
+    rows = [
+        *_chat(CHATS[chat](), CHAT_PER_S * scale, Random(f"{seed}/chat")),
+        *_long(LONG_PER_S * scale, Random(f"{seed}/long")),
+        *_batch(round(BULK_JOBS * scale), batch_deadline_s, Random(f"{seed}/batch")),
+    ]
+    within = [_with_output(row) for row in rows if row.at_s < LEN_S]
+    return sorted(within, key=lambda row: row.at_s)
+
+
+def _chat(trace: Trace, per_s: float, rng: Random) -> list[TraceRow]:
+    """Without blocks: in compressed time caches would look better than they are."""
+    span_s = trace.rows[-1].at_s + trace.quantum_s
+    recorded_per_s = len(trace.rows) / span_s
+    copies = max(1, math.ceil(STREAM_ENDS_MIN_S * per_s / len(trace.rows)))
+    rows = scaled(trace.rows, copies=copies, quantum_s=trace.quantum_s, rng=rng, shared_first_block=False)
+    speed = per_s / (copies * recorded_per_s)
+    return [replace(row, at_s=row.at_s / speed, request_class="chat", hash_ids=(), session="") for row in rows]
+
+
+def _long(per_s: float, rng: Random) -> list[TraceRow]:
+    trace = _only(read_trace("conversation"), tokens_min=LONG_PROMPT_MIN_TOKENS)
+    span_s = trace.rows[-1].at_s + trace.quantum_s
+    rows = scaled(
+        trace.rows,
+        copies=per_s * span_s / len(trace.rows),
+        quantum_s=trace.quantum_s,
+        rng=rng,
+        shared_first_block=trace.shared_first_block,
+        turned_s=rng.uniform(0.0, span_s),
+    )
+    return [replace(row, request_class="long") for row in rows]
+
+
+def _batch(jobs_a_bulk: int, deadline_s: float, rng: Random) -> list[TraceRow]:
+    lengths = summarisation_lengths()
+    rows: list[TraceRow] = []
+    for start_s in BULK_STARTS_S:
+        for pair in rng.choices(lengths, k=jobs_a_bulk):
+            rows.append(
+                TraceRow(
+                    at_s=start_s + rng.uniform(0.0, BULK_SPREAD_S),
+                    prompt_tokens=pair.prompt_tokens,
+                    output_tokens=min(pair.output_tokens, BATCH_OUTPUT_MAX_TOKENS),
+                    request_class="batch",
+                    deadline_s=deadline_s,
+                )
+            )
+    return rows
+
+
+def _only(trace: Trace, *, tokens_min: int = 1, tokens_max: int = 2**31) -> Trace:
+    """The rows with prompts of so many tokens."""
+    return replace(trace, rows=[row for row in trace.rows if tokens_min <= row.prompt_tokens <= tokens_max])
+
+
+def _with_output(row: TraceRow) -> TraceRow:
+    return row if row.output_tokens >= OUTPUT_MIN_TOKENS else replace(row, output_tokens=OUTPUT_MIN_TOKENS)
