@@ -38,7 +38,12 @@ def listen(known: Ledger, start_s: float, for_s: int, *, partition: int = 0, liv
 def test_a_placement_counts_until_its_first_token_as_work_and_until_its_end_as_kv() -> None:
     known = ledger(placed(work_s=0.5, uncached_tokens=700, kv_tokens=900))
     assert known.load("a", 100.0) == Load(
-        backlog_s=0.5, queued=1, queued_tokens=700, kv_held_tokens=900, class_running={"chat": 1}
+        backlog_s=0.5,
+        queued=1,
+        queued_tokens=700,
+        kv_held_tokens=900,
+        class_running={"chat": 1},
+        class_queued={"chat": 1},
     )
     known.apply(first_token(), partition=0, now_s=100.4)
     assert known.load("a", 100.4) == Load(decoding=1, context_tokens=900, kv_held_tokens=900, class_running={"chat": 1})

@@ -143,6 +143,8 @@ def routed(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | Non
         "last_instance": site.last_instance(request.tenant, request.session),
         "ahead_s": asked.turn.ahead_s if asked.turn else None,
         "held_s": asked.turn.held_s if asked.turn else 0.0,
+        "allowed": asked.turn.allowed if asked.turn else None,
+        "pace_s": asked.turn.pace_s if asked.turn else None,
     }
     routing = choose(request, asked.pool, asked.policy, rng=asked.rng, **terms_asked)
     attempt = (request.id, request.attempt, request.hop)

@@ -6,7 +6,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tokenfleet.core.columns import Floats
+from tokenfleet.core.columns import Flags, Floats
 from tokenfleet.core.decision import Decision, Request
 from tokenfleet.core.policy import Model, Policy
 from tokenfleet.core.pool import PoolView
@@ -44,11 +44,17 @@ def chance_of(request: str, attempt: int, hop: int) -> Random:
 
 class Turn(Struct, frozen=True, kw_only=True):
     """A held request's turn: `ahead_s` is held work that goes first, by slot of its pool, `held_s` all that is held,
-    per instance. `overdue`: it has waited as long as its gateway can, and goes whatever the backlog."""
+    per instance. `overdue`: it has waited as long as its gateway can, and goes whatever the backlog. Where classes
+    share the pool, `allowed` are the instances that may take it (None: all) and `pace_s` is added to the cost of each;
+    `late`: it can't meet its service level any more and is refused.
+    """
 
     ahead_s: Floats
     held_s: float
     overdue: bool
+    allowed: Flags | None = None
+    pace_s: Floats | None = None
+    late: bool = False
 
 
 class Decided(Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ What a decision computes over all candidates it computes on these, whole arrays 
 so they spread through sums and are seen at the end; `core.view` has the same facts one instance at a time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Final, get_args
 
@@ -117,14 +117,14 @@ class Columns:
     none of the others is; `aged` that an age is unknown or beyond two scrapes.
     `open` are sequences queued, decoding or foreign. `kv_room` is total − held, ∞ where either is unknown or nothing
     is held. `hits` are the tokens of the request's prefix that each holds, `p_hit` the chance that they are there,
-    `kv_state` an index of KV_STATES. `classes` has the running requests of each class that has any. `views` makes the
-    same snapshot one instance at a time.
+    `kv_state` an index of KV_STATES. `classes` has the running requests of each class that has any, `classes_queued`
+    those of them that have no first token yet. `views` makes the same snapshot one instance at a time.
     """
 
     __slots__ = (
-        "aged", "backlog_s", "behind_s", "born_s", "classes", "context_tokens", "decoding", "fixed", "hits", "kv_held",
-        "kv_room", "kv_state", "labels", "now_s", "open", "p_hit", "probe", "queued", "queued_tokens", "suspect",
-        "unsure", "views", "whole",
+        "aged", "backlog_s", "behind_s", "born_s", "classes", "classes_queued", "context_tokens", "decoding", "fixed",
+        "hits", "kv_held", "kv_room", "kv_state", "labels", "now_s", "open", "p_hit", "probe", "queued",
+        "queued_tokens", "suspect", "unsure", "views", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -152,6 +152,7 @@ class Columns:
         p_hit: Floats,
         kv_state: Codes,
         classes: dict[str, Floats],
+        classes_queued: dict[str, Floats],
         views: Callable[[], tuple[InstanceView, ...]],
     ) -> None:
         """None for `suspect`, `probe` and `hits`: nobody is or has any."""
@@ -177,6 +178,7 @@ class Columns:
         self.p_hit = p_hit
         self.kv_state = kv_state
         self.classes = classes
+        self.classes_queued = classes_queued
         self.views = views
 
     def __len__(self) -> int:
@@ -256,12 +258,15 @@ def columns_of(instances: Sequence[InstanceView]) -> Columns:
         hits=_floats([max(i.hit_tokens, 0) for i in views]) if any(i.hit_tokens > 0 for i in views) else None,
         p_hit=_floats([min(known(i.p_hit) or 0.0, 1.0) for i in views]),
         kv_state=np.array([KV_STATES.index(i.kv_state) for i in views], np.int8),
-        classes={
-            name: _floats([i.class_running.get(name, 0) for i in views])
-            for name in sorted({name for i in views for name in i.class_running})
-        },
+        classes=_by_class([i.class_running for i in views]),
+        classes_queued=_by_class([i.class_queued for i in views]),
         views=lambda: views,
     )
+
+
+def _by_class(counted: Sequence[Mapping[str, int]]) -> dict[str, Floats]:
+    names = sorted({name for each in counted for name in each})
+    return {name: _floats([each.get(name, 0) for each in counted]) for name in names}
 
 
 def operator_share(weight: float) -> float:

@@ -66,9 +66,9 @@ class Candidate(Struct, frozen=True, kw_only=True):
     """One instance that TokenPilot weighed; all terms are seconds and add up to `cost_s`.
 
     ttft_s = wait_s + work_s + bias_s is the predicted time to first token, without network; cost_s = ttft_s +
-    margin_s + reuse_s + kv_s + decode_s + weight_s. `hit_tokens` is the cached prefix, credited with chance `p_hit`; it
-    saves `saved_s` of the work. `kv_use` is the share of its KV in use once the request is there, None when unknown.
-    `filtered` names the soft filter that removed it, empty for those that could have been chosen.
+    margin_s + reuse_s + kv_s + decode_s + weight_s + pace_s. `hit_tokens` is the cached prefix, credited with chance
+    `p_hit`; it saves `saved_s` of the work. `kv_use` is the share of its KV in use once the request is there, None when
+    unknown. `filtered` names the soft filter that removed it, empty for those that could have been chosen.
     """
 
     instance: str
@@ -82,6 +82,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     kv_s: float = 0.0
     decode_s: float = 0.0
     weight_s: float = 0.0  # what an operator's weight other than 1 adds
+    pace_s: float = 0.0  # what the prefill costs those who decode there, where classes share the pool
     hit_tokens: int = 0
     uncached_tokens: int = 0
     p_hit: float = 0.0

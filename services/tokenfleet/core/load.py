@@ -13,7 +13,8 @@ class Load(Struct, frozen=True, kw_only=True):
     since the head began, work of the head); `behind_s` is the work of those behind the head. `queued` sequences wait
     for their first token with `queued_tokens` uncached tokens, `decoding` are past it with `context_tokens` of
     context. `kv_held_tokens` is what all of them will hold in KV. `foreign` sequences, counted in the others, are
-    explained by no placement. `class_running` counts the entries of each class, queued and decoding.
+    explained by no placement. `class_running` counts the entries of each class, queued and decoding, `class_queued`
+    those before their first token.
     """
 
     backlog_s: float = 0.0
@@ -25,6 +26,7 @@ class Load(Struct, frozen=True, kw_only=True):
     kv_held_tokens: float = 0.0
     foreign: float = 0.0
     class_running: Mapping[str, int] = {}
+    class_queued: Mapping[str, int] = {}
 
 
 class Standing(Struct, frozen=True, kw_only=True):

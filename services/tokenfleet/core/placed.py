@@ -96,6 +96,7 @@ class InstancePlacements:
         queued: list[Placed] = []
         uncached = decoding = context = held = 0
         classes: dict[str, int] = {}
+        classes_queued: dict[str, int] = {}
         for placed in self._placed.values():
             if placed.placed_at_s <= believed_after_s:
                 continue
@@ -107,6 +108,7 @@ class InstancePlacements:
                 context += entry.kv_tokens
             else:
                 queued.append(placed)
+                classes_queued[entry.request_class] = classes_queued.get(entry.request_class, 0) + 1
                 uncached += entry.uncached_tokens
         head = min(queued, key=_place, default=None)
         work_s = math.fsum([placed.entry.work_s for placed in queued])
@@ -119,6 +121,7 @@ class InstancePlacements:
             context_tokens=float(context),
             kv_held_tokens=float(held),
             class_running=classes,
+            class_queued=classes_queued,
         )
         standing = (
             Standing(load=load)

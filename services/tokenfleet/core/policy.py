@@ -29,6 +29,29 @@ class Products(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tokenpilot: bool = True
 
 
+class ClassQueue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How requests of a class wait at the control plane and when one goes to an instance (core/slomax/pacing.py).
+
+    `role`: a `guarded` class is protected, its time per output token is what forecasts guard; a `reserving` one has
+    large prefills, for which gaps are kept free; a `filling` one takes what the others leave. `backlog_max_s` bounds
+    the work before the instance's next free moment, `prefills_max` the class's requests there that have no first
+    token yet (0: any number). `gate_share`: the forecast may reach this share of the guarded time per output token.
+    `steer_weight` · the forecast above `steer_from_share` of it is added to an instance's cost in seconds, and so are
+    `per_guarded_s`, `per_decode_s` and `per_prefill_s` for each guarded request, each decode and each reserving prefill
+    there.
+    """
+
+    role: Literal["guarded", "reserving", "filling"] = "guarded"
+    backlog_max_s: Positive = 0.6
+    prefills_max: Annotated[int, Meta(ge=0)] = 0
+    gate_share: NonNegative = 1.0
+    steer_weight: NonNegative = 8.0
+    steer_from_share: NonNegative = 0.58
+    per_guarded_s: NonNegative = 0.0
+    per_decode_s: NonNegative = 0.001
+    per_prefill_s: NonNegative = 0.05
+
+
 class RequestClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A class of requests and its service level; None terms are not agreed.
 
@@ -36,7 +59,8 @@ class RequestClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     (requests with < 8 output tokens: TTFT only); the end ≤ `deadline_s` after arrival. `running_max_per_instance`
     bounds the class's concurrent sequences on each ready instance; `backlog_max_s` the wait it may be sent into.
     `kv_share_max` bounds projected KV use, `ceiling` a site's utilisation for it. `value_per_s` is the money that
-    a second of its latency is worth. `rank` orders classes for caps by entitlement (0 = most urgent).
+    a second of its latency is worth. `rank` orders classes for caps by entitlement and in the queue (0 = most urgent).
+    `queue` is how it waits where the policy paces (PacingPolicy).
     """
 
     ttft_s: Positive | None = None
@@ -49,6 +73,7 @@ class RequestClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ceiling: Share = 0.9
     value_per_s: NonNegative = 0.001
     rank: Annotated[int, Meta(ge=0)] = 0
+    queue: ClassQueue = ClassQueue()
 
     def ttft_max_s(self, prompt_tokens: int) -> float | None:
         """The agreed time to first token of a prompt, None if none is agreed."""
@@ -188,6 +213,38 @@ class LedgerPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     correction_beats: Annotated[int, Meta(ge=1)] = 3
 
 
+class PacingPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When classes share a pool: how far ahead forecasts look, what is kept free, and what a reserving class may cost
+    the guarded one (core/slomax/pacing.py).
+
+    Forecasts rest on the iterations of the last `window_s`. The allowance, a share of the guarded time per output
+    token, starts at `allowance_start`; each `allowance_period_s` it is cut by `allowance_cut` where the guarded class's
+    attainment over `allowance_window_s` is below `attainment_low`, and raised by `allowance_step` above
+    `attainment_high`. It counts in full when the reserving request must start now, and not before `allowance_slack_s`.
+    `reserve_share` of the instances at most are kept from filling work for waiting reserving requests, while the
+    earliest filling one has `reserve_slack_s` left; guarded ones pay `reserved_price_s` there. `ageing`: a reserving
+    request that waits for so many seconds goes before one with a second less work.
+    """
+
+    enabled: bool = False
+    window_s: Positive = 0.6
+    allowance_start: Share = 0.03
+    allowance_min: Share = 0.01
+    allowance_max: Share = 0.12
+    allowance_cut: Share = 0.8
+    allowance_step: Share = 0.006
+    allowance_period_s: Positive = 2.0
+    allowance_window_s: Positive = 15.0
+    allowance_slack_s: Positive = 5.0
+    attainment_low: Share = 0.98
+    attainment_high: Share = 0.99
+    reserve_share: Share = 0.5
+    reserve_slack_s: NonNegative = 60.0
+    reserved_price_s: NonNegative = 0.3
+    ageing: Positive = 5.0
+    planned_max: Annotated[int, Meta(ge=1)] = 40
+
+
 class SloMaxPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How requests are classed, and the bounds on load at the executing site."""
 
@@ -198,6 +255,7 @@ class SloMaxPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     retry_after_min_s: Positive = 1.0
     retry_after_max_s: Positive = 30.0
     retry_after_spread: Share = 0.2
+    pacing: PacingPolicy = PacingPolicy()
 
 
 class FleetMindPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -76,6 +76,7 @@ class PoolTable:
         self._kv_state = np.full(size, KV_STATES.index("none"), np.int8)
         self._kv_slot = np.full(size, -1, np.int64)
         self._classes: dict[str, Floats] = {}
+        self._classes_queued: dict[str, Floats] = {}
         self._oldest_s: tuple[float, float] | None = None
         self._p_hit: tuple[list[float], Floats] | None = None  # by KV_STATES, by slot
 
@@ -131,11 +132,8 @@ class PoolTable:
         if self._kv_state[slot] != KV_STATES.index(kv_state):
             self._kv_state[slot], self._p_hit = KV_STATES.index(kv_state), None
         self._kv_slot[slot] = kv_slot
-        for name in load.class_running.keys() | self._classes.keys():
-            counts = self._classes.get(name)
-            if counts is None:
-                counts = self._classes[name] = np.zeros(len(labels.names))
-            counts[slot] = load.class_running.get(name, 0)
+        _count(load.class_running, self._classes, slot, len(labels.names))
+        _count(load.class_queued, self._classes_queued, slot, len(labels.names))
         return True
 
     def heard(self, row: InstanceRow) -> None:
@@ -196,6 +194,7 @@ class PoolTable:
             p_hit=self._chances(calibration),
             kv_state=self._kv_state,
             classes=self._classes,
+            classes_queued=self._classes_queued,
             views=views,
         )
 
@@ -255,6 +254,15 @@ class PoolTable:
         if self._p_hit is None or self._p_hit[0] != chances:
             self._p_hit = chances, np.array(chances)[self._kv_state]
         return self._p_hit[1]
+
+
+def _count(counted: Mapping[str, int], columns: dict[str, Floats], slot: int, size: int) -> None:
+    """Put the counts of one instance by class into the columns of all."""
+    for name in counted.keys() | columns.keys():
+        counts = columns.get(name)
+        if counts is None:
+            counts = columns[name] = np.zeros(size)
+        counts[slot] = counted.get(name, 0)
 
 
 def p_hit(calibration: PoolCalibration, state: KvState) -> float:

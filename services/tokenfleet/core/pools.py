@@ -186,6 +186,7 @@ class Pools:
             probe=standing == "probe",
             weight=weight,
             class_running=dict(load.class_running),
+            class_queued=dict(load.class_queued),
         )
 
     def _controlled(self, instance: str, availability: Availability, reason: str) -> tuple[Availability, str, float]:

@@ -5,6 +5,7 @@ quota, the send that FleetMind remembers. What must be placed and recorded comes
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 from msgspec.structs import replace
@@ -20,6 +21,7 @@ from tokenfleet.core.records import SiteSummary
 from tokenfleet.core.site import Site, pool_name
 from tokenfleet.core.slomax.admit import Ruling, admit, barred
 from tokenfleet.core.slomax.classify import classify
+from tokenfleet.core.slomax.queues import Ticket, latest_start_s
 from tokenfleet.core.slomax.quota import Charge, tenant_entry
 from tokenfleet.core.summary import pool_summaries
 from tokenfleet.core.tokenpilot.cost import dense_work_s
@@ -44,22 +46,37 @@ def decide(site: Site, request: Request, steps: Steps, ids: Ids, *, now_s: float
     return decided
 
 
-def released(site: Site, now_s: float, next_ids: Callable[[], Ids]) -> Iterator[tuple[Waiting, Decided]]:
+def released(site: Site, now_s: float, next_ids: Callable[[], Ids]) -> Iterator[tuple[Waiting | Ticket, Decided]]:
     """The held requests whose turn it is, in order, with their final answers.
 
     Ask after each first token and every held.PERIOD_S. Each must be placed before the next is asked for: it is decided
     on what the one before has left.
     """
+    for model in site.queued_models():
+        policy = site.policy_of(model)
+        queues = site.queues(model)
+        view = partial(site.pool, model, now_s, policy=policy)
+        for ticket, turn in queues.turns(view, site.hits, policy, now_s):
+            if (decided := _final(site, ticket, turn, next_ids, now_s)) is not None:
+                queues.take(ticket.call)
+                yield ticket, decided
     for model in site.held.models():
         policy = site.policy_of(model)
         pool = site.pool(model, now_s, policy=policy)
         for waiting, turn in site.held.turns(pool, site.hits, policy.tokenpilot, now_s):
-            waited_s = now_s - waiting.since_s
-            request = replace(waiting.request, elapsed_s=waiting.request.elapsed_s + waited_s)
-            decided = decide(site, request, waiting.steps, next_ids(), now_s=now_s, turn=turn)
-            if decided.decision.verdict != "queue":
+            if (decided := _final(site, waiting, turn, next_ids, now_s)) is not None:
                 site.held.take(waiting.call)
                 yield waiting, decided
+
+
+def _final(
+    site: Site, waiting: Waiting | Ticket, turn: Turn, next_ids: Callable[[], Ids], now_s: float
+) -> Decided | None:
+    """The final answer to what waited and has its turn, None when it waits on."""
+    waited_s = now_s - waiting.since_s
+    request = replace(waiting.request, elapsed_s=waiting.request.elapsed_s + waited_s)
+    decided = decide(site, request, waiting.steps, next_ids(), now_s=now_s, turn=turn)
+    return None if decided.decision.verdict == "queue" else decided
 
 
 def _asked(site: Site, request: Request, steps: Steps, ids: Ids, now_s: float, turn: Turn | None) -> Asked:
@@ -117,10 +134,70 @@ def _answer(site: Site, asked: Asked) -> Decided:
             return _second_choice(site, asked, ruling.reason) or ruled_out(site, asked, ruling, sent)
     if not asked.steps.routing:
         return stays(site, asked, ruling, sent)
+    if _paces(asked):
+        return _paced(site, asked, ruling, sent)
     here = routed(site, asked, ruling, sent)
     if here.placement is not None and _waits(site, asked, here.decision.candidates[0]):
         return waits(here)
     return _second_choice(site, asked, here.decision.reason) or here
+
+
+def _paces(asked: Asked) -> bool:
+    """Whether SLOMax queues requests for this pool by class, and this one's gateway can hold it."""
+    policy = asked.policy
+    can_wait = asked.turn is not None or asked.request.wait_max_s > 0.0
+    return policy.slomax.pacing.enabled and policy.products.slomax and can_wait
+
+
+def _paced(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | None) -> Decided:
+    """Where a request goes whose turn it is; else it is queued, with where it would go now."""
+    queues, turn = site.queues(asked.request.model), asked.turn
+    if turn is None:
+        ticket = _ticket(asked)
+        turn = queues.at_once(ticket, asked.pool, asked.policy, asked.now_s)
+        if turn is None:
+            here = routed(site, asked, ruling, sent)
+            if here.placement is None:
+                return here
+            if not asked.request.dry_run:
+                queues.put(ticket, asked.policy.classes[ticket.request_class], asked.policy.slomax.pacing)
+            return waits(here)
+        asked = replace(asked, turn=turn)
+    if turn.late:
+        waited = f"it waited {asked.request.elapsed_s:.1f} s and can't have its first token in time any more"
+        return refused_for(site, asked, "infeasible", waited)
+    here = routed(site, asked, ruling, sent)
+    if here.placement is None and not turn.overdue and here.decision.reason == "all_busy":
+        return replace(here, decision=replace(here.decision, verdict="queue"), outcome=None)
+    return here
+
+
+def _ticket(asked: Asked) -> Ticket:
+    request, pool, policy = asked.request, asked.pool, asked.policy
+    hits = np.zeros(len(pool)) if pool.columns.hits is None else pool.columns.hits
+    work_s = float(dense_work_s(np.array([[float(request.prompt_tokens)]]), hits[None, :], pool).min(initial=np.inf))
+    output_s = asked.output_q50 * OUTPUT_TOKEN_S
+    return Ticket(
+        request=request,
+        steps=asked.steps,
+        request_class=asked.classified.request_class,
+        since_s=asked.now_s,
+        work_s=work_s,
+        hits=hits,
+        labels=pool.columns.labels,
+        looked_s=asked.now_s,
+        latest_start_s=latest_start_s(
+            request,
+            policy.classes[asked.classified.request_class],
+            arrived_s=asked.now_s - request.elapsed_s,
+            work_s=work_s,
+            output_s=output_s,
+        ),
+        output_s=output_s,
+    )
+
+
+OUTPUT_TOKEN_S = 0.06  # assumed of an output token when a deadline is counted back
 
 
 def _waits(site: Site, asked: Asked, chosen: Candidate) -> bool:

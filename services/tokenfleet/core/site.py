@@ -17,6 +17,7 @@ from tokenfleet.core.decision import Request
 from tokenfleet.core.errors import PolicyError
 from tokenfleet.core.failures import FAILED, Failures
 from tokenfleet.core.fleetmind.sends import Sends
+from tokenfleet.core.goodput.judge import execution_of, judge
 from tokenfleet.core.ledger import Ledger
 from tokenfleet.core.peers import Peers
 from tokenfleet.core.policy import Policy, newer_policy
@@ -40,6 +41,8 @@ from tokenfleet.core.records import (
 )
 from tokenfleet.core.repeats import Repeats
 from tokenfleet.core.revisions import CanaryReport, PolicyRecord, PolicyRevision, Trial, check_covers, trial_of
+from tokenfleet.core.slomax.iterations import Iterations
+from tokenfleet.core.slomax.queues import Queues
 from tokenfleet.core.slomax.quota import Quotas, tenant_entry
 from tokenfleet.core.tokenpilot.held import Held
 
@@ -93,6 +96,8 @@ class Site:
         self.calibration_revision = 0
         self._calibrations: dict[str, PoolCalibration] = {}
         self.held = Held()
+        self._iterations = Iterations()
+        self._queues: dict[str, Queues] = {}
         self._turns: Counter[str] = Counter()  # own placements by model
         self._pools = Pools(
             capacity=self.capacity,
@@ -173,6 +178,27 @@ class Site:
         served = {row.beat.model for row in self.capacity.rows()}
         return tuple(self.pool(model, now_s) for model in sorted(self.policy.models) if model in served)
 
+    def queues(self, model: str) -> Queues:
+        """What waits for the model's pool, where its classes share it."""
+        found = self._queues.get(model)
+        if found is None:
+            found = self._queues[model] = Queues(self.policy.slomax.pacing, self._iterations)
+        return found
+
+    def queued_models(self) -> tuple[str, ...]:
+        """Models that any request waits for in a queue."""
+        return tuple([model for model, queues in self._queues.items() if len(queues)])
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait at their gateways, held by TokenPilot or queued by SLOMax."""
+        return len(self.held) + sum(map(len, self._queues.values()))
+
+    def withdraw(self, call: tuple[str, int]) -> None:
+        """The request of that id and attempt waits no longer: its caller left, or it goes out."""
+        if self.held.take(call) is None:
+            any(queues.take(call) for queues in self._queues.values())
+
     def hits(self, request: Request) -> Floats:
         """Cached tokens of the request's prompt on each instance, in the order of their names."""
         return self._pools.hits(request)
@@ -236,6 +262,8 @@ class Site:
                 self.held.heard_first_token(entry.age_s - event.attempt_s)
             elif event.kind == "finished":
                 self.held.heard_end(told=self.ledger.has_first_token(event.decision))
+        if event.kind in TERMINAL_KINDS and event.model in self._queues and not self.ledger.has_ended(event.decision):
+            self._guarded_ended(event, now_s)
         instance = event.instance or (entry.instance if entry else "")
         # A report sent twice is one failure, and a name that no table lists is nobody's.
         news = not self.ledger.has_ended(event.decision) and self.capacity.row(instance) is not None
@@ -260,6 +288,7 @@ class Site:
         for instance in applied.gone:
             self.prefix.drop(instance)
             self.corrections.forget(instance)
+            self._iterations.forget(instance)
         for instance in (*applied.gone, *applied.rebooted):
             self.failures.forget(instance)
         for heard in shard.rows:
@@ -269,6 +298,8 @@ class Site:
             known = before[row.beat.instance]
             anew = known is None or known.order != row.order or known.agent != row.agent
             self.corrections.heard(row, how.now_s)
+            beat = row.beat
+            self._iterations.heard(beat.instance, boot=beat.boot, count=beat.iterations_total, at_s=row.born_s)
             self._pools.heard(row, anew=anew)
 
     def _heard_feedback(self, feedback: Feedback) -> None:
@@ -286,6 +317,15 @@ class Site:
             return
         if (policy := newer_policy(self.policy, revision=heard.revision, toml=heard.toml)) is not None:
             self.adopt(policy, heard.sha256)
+
+    def _guarded_ended(self, event: OutcomeEvent, now_s: float) -> None:
+        """Whether a request of a guarded class got what was agreed steers what the others may cost it."""
+        terms = self.policy.classes.get(event.request_class)
+        if terms is None or terms.queue.role != "guarded":
+            return
+        attained = judge(execution_of(event), terms, tpot_min_tokens=self.policy.goodput.tpot_min_tokens)
+        if attained != "excluded":
+            self.queues(event.model).allowance.settled(met=attained == "met", now_s=now_s)
 
     def _keep_trial(self) -> None:
         """A canary outlives a change of what is in force only if it is newer and still serves all requests."""

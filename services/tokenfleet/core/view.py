@@ -50,6 +50,7 @@ class InstanceView(Struct, frozen=True, kw_only=True):
     probe: bool = False
     weight: float = 1.0
     class_running: dict[str, int] = {}
+    class_queued: dict[str, int] = {}
 
 
 class PeerView(Struct, frozen=True, kw_only=True):

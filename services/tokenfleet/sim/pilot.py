@@ -33,7 +33,7 @@ class Pilot:
     """A Router: decides on one Site, publishes its placements, hears all else."""
 
     def __init__(self, setup: Setup) -> None:
-        policy = policy_of(
+        policy = setup.policy or policy_of(
             setup.profile, weights=setup.weights, prior_factor=setup.prior_factor, learning=setup.learning
         )
         self.site = Site(SITE, policy, replica=setup.gateway)
@@ -43,7 +43,7 @@ class Pilot:
 
     @property
     def holding(self) -> int:
-        return len(self.site.held)
+        return self.site.waiting
 
     def route(self, request: Request, now_s: float) -> Answer:
         held = replace(request, wait_max_s=WAIT_MAX_S)

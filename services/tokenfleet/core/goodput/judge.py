@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from tokenfleet.core.policy import Policy, RequestClass
-from tokenfleet.core.records import OutcomeKind
+from tokenfleet.core.records import OutcomeEvent, OutcomeKind
 
 Attained = Literal["met", "missed", "excluded"]
 End = OutcomeKind | Literal["lost"]  # `lost`: no terminal event until the sweep
@@ -43,6 +43,25 @@ class Execution(Struct, frozen=True, kw_only=True):
     def streamed(self) -> bool:
         """True once a first token is known to have come."""
         return self.ttft_s is not None or bool(self.output_tokens)
+
+
+def execution_of(event: OutcomeEvent) -> Execution:
+    """One attempt as its terminal event alone tells it."""
+    return Execution(
+        attempt=event.attempt,
+        end=event.kind,
+        at_s=event.at_wall_s,
+        request_class=event.request_class,
+        tenant=event.tenant,
+        pool=event.pool,
+        elapsed_s=event.elapsed_s,
+        ttft_s=event.ttft_s,
+        tpot_s=event.tpot_s,
+        prompt_tokens=event.prompt_tokens,
+        cached_tokens=event.cached_tokens,
+        output_tokens=event.output_tokens,
+        ran=bool(event.instance),
+    )
 
 
 def terms_of(policy: Policy, request_class: str) -> RequestClass | None:

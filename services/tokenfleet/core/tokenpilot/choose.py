@@ -4,6 +4,7 @@ from random import Random
 
 import numpy as np
 import xxhash
+from msgspec.structs import replace
 
 from tokenfleet.core.blocks import KEY_BYTES
 from tokenfleet.core.columns import Columns, Flags, Floats, Hashes, Slots
@@ -30,12 +31,15 @@ def choose(
     last_instance: str = "",
     ahead_s: Floats | None = None,
     held_s: float = 0.0,
+    allowed: Flags | None = None,
+    pace_s: Floats | None = None,
 ) -> Routing:
     """The instance with the least cost among those that may take the request, or a typed refusal.
 
     The output estimates are in tokens: q50 is the load that is priced, q90 the KV that is reserved. `network_s` is the
     way from the request's origin, the same for all instances. `last_instance` served the request's session before.
     `ahead_s` and `held_s` are the work of held requests: what goes first by slot, and all of it per instance.
+    `allowed` are the instances that pacing has opened to its class (None: all), `pace_s` is what it adds to their cost.
     Equal inputs and an equally seeded `rng` give the equal routing. Raises UnknownModelError and KeyError for a model
     and a class that the policy lacks.
     """
@@ -49,10 +53,12 @@ def choose(
         last_instance=last_instance,
     )
     columns, weights = pool.columns, policy.tokenpilot
-    able, excluded = hard(columns, ask)
+    able, excluded = hard(columns, ask, allowed)
     if not len(columns) or (able is not None and not able.any()):
         return refusal(pool, excluded)
     costs = weigh(request.prompt_tokens, pool, weights, able, output_q50=output_q50, ahead_s=ahead_s, held_s=held_s)
+    if pace_s is not None:
+        costs = replace(costs, cost_s=costs.cost_s + pace_s, pace_s=pace_s)
     left, removed, relaxed = soften(columns, costs, able, ask, blind=weights.rule != "cost")
     sure = trusted(columns)
     suspect_only = sure is not None and not (sure if able is None else sure & able).any()

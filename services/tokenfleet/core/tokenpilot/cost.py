@@ -33,7 +33,7 @@ class Warm(Struct, frozen=True):
 class Costs(Struct, frozen=True):
     """The terms of all instances, finite; ttft and cost are ≥ 0, the bias (one for all unless it must be cut) may be
     negative. `ratio` is the p90 of the prediction's relative error, `kv_use` the share of KV in use once the request is
-    there, the pool's typical one where unknown.
+    there, the pool's typical one where unknown. `pace_s` is what pacing added, None where classes don't share.
     """
 
     cost_s: Floats
@@ -46,6 +46,7 @@ class Costs(Struct, frozen=True):
     kv_s: Floats
     warm: Warm | None
     kv_use: Floats
+    pace_s: Floats | None = None
 
 
 def weigh(

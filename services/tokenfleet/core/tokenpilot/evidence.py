@@ -153,13 +153,14 @@ def _candidates(
         [0.0] * count if columns.fixed.surcharge is None else columns.fixed.surcharge[at].tolist(),
         [False] * count if columns.suspect is None else columns.suspect[at].tolist(),
         [True] * count if columns.whole else _sized(at, columns),
+        [0.0] * count if costs.pace_s is None else costs.pace_s[at].tolist(),
         _removers(at, removed),
         strict=True,
     )
     told: list[Candidate] = []
     for (
         name, cost_s, ttft_s, wait_s, work_s, ratio, kv_s, kv_use, decoding, age_s, hit, p_hit, saved_s, bias_s,
-        surcharge, suspect, sized, filtered,
+        surcharge, suspect, sized, pace_s, filtered,
     ) in terms:  # fmt: skip
         told.append(
             Candidate(
@@ -174,6 +175,7 @@ def _candidates(
                 kv_s=kv_s,
                 decode_s=weights.decode_price_s * decoding,
                 weight_s=surcharge * ttft_s,
+                pace_s=pace_s,
                 hit_tokens=int(hit),
                 uncached_tokens=uncached_tokens(prompt_tokens, int(hit)),
                 p_hit=p_hit,

@@ -13,6 +13,7 @@ TERMS: dict[str, str] = {
     "decode_s": "fewer decodes",
     "margin_s": "surer data",
     "weight_s": "operator's weight",
+    "pace_s": "pace of those who decode",
 }
 
 

@@ -73,6 +73,7 @@ REFUSALS: dict[str, tuple[int, Reason]] = {
     "seats_full": (3, "all_busy"),
     "kv_full": (3, "all_busy"),
     "half_open": (3, "all_busy"),
+    "paced": (3, "all_busy"),
     "context": (2, "context_too_long"),
     "model": (1, "filtered_by_policy"),
     "revision": (1, "filtered_by_policy"),
@@ -85,11 +86,14 @@ REFUSALS: dict[str, tuple[int, Reason]] = {
 }
 
 
-def hard(columns: Columns, ask: Ask) -> tuple[Flags | None, dict[str, int]]:
-    """The instances that may serve the request, None when all may; and how many each filter removed first."""
+def hard(columns: Columns, ask: Ask, allowed: Flags | None = None) -> tuple[Flags | None, dict[str, int]]:
+    """The instances that may serve the request, None when all may; and how many each filter removed first.
+
+    `allowed` are those that pacing has opened to its class, None for all.
+    """
     left: Flags | None = None
     excluded: dict[str, int] = {}
-    for name, fails in _failing(columns, ask):
+    for name, fails in _failing(columns, ask, allowed):
         removed = fails if left is None else fails & left
         number = int(np.count_nonzero(removed))
         if not number:
@@ -135,7 +139,7 @@ def refusal_of(excluded: dict[str, int]) -> Reason:
     return max((REFUSALS[name] for name in excluded), default=(0, "no_instances"))[1]
 
 
-def _failing(columns: Columns, ask: Ask) -> Iterator[tuple[str, Flags]]:
+def _failing(columns: Columns, ask: Ask, allowed: Flags | None) -> Iterator[tuple[str, Flags]]:
     """Each hard filter in its order, with the instances that fail it; those that nobody can fail are left out."""
     if (other := columns.labels.not_model(ask.model)) is not None:
         yield "model", other
@@ -153,6 +157,8 @@ def _failing(columns: Columns, ask: Ask) -> Iterator[tuple[str, Flags]]:
         yield "class_full", running >= ask.terms.running_max_per_instance
     yield "seats_full", columns.open >= ask.seats_max
     yield "kv_full", columns.kv_room < ask.kv_need_tokens
+    if allowed is not None:
+        yield "paced", ~allowed
 
 
 def _unavailable(columns: Columns, unready: Flags, last_instance: str) -> Flags:

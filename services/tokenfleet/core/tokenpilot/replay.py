@@ -151,7 +151,7 @@ def _inconsistent(decision: Decision) -> str:
     """What contradicts itself in the evidence, empty if nothing does."""
     for each in decision.candidates:
         ttft_s = each.wait_s + each.work_s + each.bias_s
-        cost_s = each.ttft_s + each.margin_s + each.reuse_s + each.kv_s + each.decode_s + each.weight_s
+        cost_s = each.ttft_s + each.margin_s + each.reuse_s + each.kv_s + each.decode_s + each.weight_s + each.pace_s
         if not (_equal(ttft_s, each.ttft_s) and _equal(cost_s, each.cost_s)):
             return f"the terms of {each.instance} don't add up to its cost"
     if decision.candidates[0].instance != decision.target:
@@ -243,7 +243,7 @@ def _again(candidate: Candidate, old: TokenPilotPolicy, new: TokenPilotPolicy, p
     margin_s = candidate.margin_s * _factor(old.margin_weight, new.margin_weight)
     decode_s = candidate.decode_s * _factor(old.decode_price_s, new.decode_price_s)
     reuse_s = price * candidate.work_s
-    cost_s = candidate.ttft_s + margin_s + reuse_s + candidate.kv_s + decode_s + candidate.weight_s
+    cost_s = candidate.ttft_s + margin_s + reuse_s + candidate.kv_s + decode_s + candidate.weight_s + candidate.pace_s
     return replace(candidate, cost_s=cost_s, margin_s=margin_s, reuse_s=reuse_s, decode_s=decode_s)
 
 

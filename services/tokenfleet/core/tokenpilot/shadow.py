@@ -43,6 +43,8 @@ def watched(
     last_instance: str,
     ahead_s: Floats | None,
     held_s: float,
+    allowed: Flags | None,
+    pace_s: Floats | None,
 ) -> Watched:
     """The choice of each shadow of `policy` beside `routing`, which it made; nothing unless the request is sampled.
 
@@ -60,9 +62,11 @@ def watched(
         network_s=network_s,
         last_instance=last_instance,
     )
-    able, _ = hard(pool.columns, ask)
+    able, _ = hard(pool.columns, ask, allowed)
     weights = policy.tokenpilot
     costs = weigh(request.prompt_tokens, pool, weights, able, output_q50=output_q50, ahead_s=ahead_s, held_s=held_s)
+    if pace_s is not None:
+        costs = replace(costs, cost_s=costs.cost_s + pace_s)
     cached = pool.columns.hits
     hits = np.zeros(len(pool.columns)) if cached is None else np.minimum(cached, request.prompt_tokens)
     slots = pool.columns.labels.slots
