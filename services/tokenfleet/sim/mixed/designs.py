@@ -2,12 +2,15 @@
 
 from tokenfleet.core.errors import PolicyError, listed
 from tokenfleet.sim.baselines.blind import LeastRequests
+from tokenfleet.sim.baselines.priority import Pools, Priority
 from tokenfleet.sim.pilot import Pilot
 from tokenfleet.sim.router import MakeRouter
 
 DESIGNS: dict[str, MakeRouter] = {
     "slomax": Pilot,
     "least_requests": LeastRequests,
+    "priority": Priority,
+    "pools": Pools,
 }
 
 
