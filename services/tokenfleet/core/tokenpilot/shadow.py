@@ -43,8 +43,8 @@ def watched(
     last_instance: str,
     ahead_s: Floats | None,
     held_s: float,
-    allowed: Flags | None,
-    pace_s: Floats | None,
+    allowed: Flags | None = None,
+    pace_s: Floats | None = None,
 ) -> Watched:
     """The choice of each shadow of `policy` beside `routing`, which it made; nothing unless the request is sampled.
 

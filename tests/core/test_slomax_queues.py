@@ -1,0 +1,290 @@
+"""Class queues: who waits for a shared pool, who goes when, and what a prefill may cost those who decode."""
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from tests.core.fleets import Town, asked
+from tokenfleet.core.asked import ROUTE, Ids
+from tokenfleet.core.columns import Labels
+from tokenfleet.core.decision import Decision
+from tokenfleet.core.policy import ClassQueue, PacingPolicy
+from tokenfleet.core.schedule import released
+from tokenfleet.core.slomax.allowance import Allowance
+from tokenfleet.core.slomax.iterations import Iterations
+from tokenfleet.core.slomax.queues import Line, Ticket
+
+NUMBERS = count(1_000)
+QUEUES = {
+    "chat": ClassQueue(role="guarded"),
+    "long": ClassQueue(
+        role="reserving", backlog_max_s=0.3, prefills_max=1, gate_share=0.9, steer_from_share=0.0, per_guarded_s=0.01
+    ),
+    "batch": ClassQueue(role="filling", backlog_max_s=0.05, gate_share=0.92, steer_from_share=0.0),
+}
+PACED = PacingPolicy(enabled=True)
+
+
+def town(*, small: int) -> Town:
+    """A site whose classes share the pool of the small model."""
+    b = Town("b", small=small)
+    policy = b.site.policy
+    classes = {name: replace(terms, queue=QUEUES[name]) for name, terms in policy.classes.items()}
+    b.site.adopt(replace(policy, classes=classes, slomax=replace(policy.slomax, pacing=PACED)))
+    return b
+
+
+def ask(b: Town, name: str, request_class: str = "chat", prompt_tokens: int = 1000, **facts: Any) -> Decision:
+    """A request of that class that its gateway can hold for ten minutes."""
+    known: dict[str, Any] = {"wait_max_s": 600.0, "declared_class": request_class}
+    return b.place(asked(name, prompt_tokens=prompt_tokens, **(known | facts)), steps=ROUTE)
+
+
+def release(b: Town) -> Iterator[Decision]:
+    """What goes out now, each counted before the next."""
+    for waiting, decided in released(b.site, b.now_s, lambda: Ids(decision=f"b-{next(NUMBERS)}", now_wall_s=1.8e9)):
+        if decided.placement is not None:
+            b.site.placed(decided.placement, partition=0, session="", now_s=b.now_s)
+        assert waiting.request.id == decided.decision.request
+        yield decided.decision
+
+
+def answers(b: Town) -> list[tuple[str, str]]:
+    return [(decision.request, decision.verdict) for decision in release(b)]
+
+
+def decodes(b: Town, name: str, request_class: str = "chat") -> Decision:
+    """A request that has its first token."""
+    decision = ask(b, name, request_class)
+    assert decision.verdict == "admit"
+    b.hears_outcome(decision, "first_token", ttft_s=0.1)
+    return decision
+
+
+def ticks(b: Town, iterations: int, *, over_s: float) -> None:
+    """The engines take so many iterations in that time, told by two heartbeats."""
+    b.hears_telemetry(iterations_total=1_000)
+    b.now_s += over_s
+    b.hears_telemetry(iterations_total=1_000 + iterations)
+
+
+def test_an_idle_pool_takes_any_class_at_once() -> None:
+    for request_class in QUEUES:
+        assert ask(town(small=1), "r", request_class).verdict == "admit"
+
+
+def test_a_request_waits_until_the_backlog_is_within_its_classs_bound() -> None:
+    b = town(small=1)
+    first = ask(b, "first", prompt_tokens=20_000)  # about 1.6 s of work
+    assert [ask(b, name, name).verdict for name in ("chat", "long", "batch")] == ["queue"] * 3
+    assert answers(b) == []
+    b.now_s += 1.1
+    assert answers(b) == [("chat", "admit")]
+    b.hears_outcome(first, "first_token", ttft_s=1.2)
+    assert ("long", "admit") in answers(b)
+
+
+def test_classes_go_by_rank_whoever_came_first() -> None:
+    b = town(small=1)
+    first = ask(b, "first", prompt_tokens=20_000)
+    ask(b, "batch", "batch", 100)
+    ask(b, "chat", "chat", 100)
+    b.hears_outcome(first, "first_token", ttft_s=1.6)
+    assert [name for name, _ in answers(b)] == ["chat", "batch"]
+
+
+def test_filling_work_waits_while_it_would_slow_the_guarded_beyond_their_gate() -> None:
+    """60 ms are agreed: at 50 ms an iteration a prefill of 85 ms passes 55 ms, at 20 ms it does not."""
+    for step_s, verdict in ((0.050, "queue"), (0.020, "admit")):
+        b = town(small=1)
+        decodes(b, "chat")
+        ticks(b, round(1.0 / step_s), over_s=1.0)
+        assert ask(b, "batch", "batch", 8_000).verdict == verdict, step_s
+
+
+def test_nobody_is_guarded_where_no_guarded_request_runs() -> None:
+    b = town(small=1)
+    decodes(b, "batch", "batch")
+    ticks(b, 20, over_s=1.0)
+    assert ask(b, "more", "batch", 8_000).verdict == "admit"
+
+
+def test_guarded_requests_are_steered_to_where_tokens_come_fast_but_never_gated() -> None:
+    b = town(small=2)
+    names = {decodes(b, f"chat-{n}").target for n in range(2)}
+    assert names == {"b-small-0", "b-small-1"}
+    b.hears_telemetry(iterations_total=0)
+    b.now_s += 1.0
+    b.changes("b-small-0", iterations_total=14)  # 71 ms a token
+    b.changes("b-small-1", iterations_total=50)
+    b.hears_telemetry()
+    assert {ask(b, f"r{n}", prompt_tokens=50).target for n in range(3)} == {"b-small-1"}
+    b.changes("b-small-1", iterations_total=14)
+    b.hears_telemetry()
+    assert ask(b, "slow everywhere", prompt_tokens=50).verdict == "admit"
+
+
+def test_one_large_prefill_an_instance_at_a_time() -> None:
+    b = town(small=1)
+    first = ask(b, "long-1", "long", 3_000)
+    assert ask(b, "long-2", "long", 3_000).verdict == "queue"
+    b.now_s += 0.2
+    assert answers(b) == []  # the backlog is within the bound, the first has no token yet
+    b.hears_outcome(first, "first_token", ttft_s=0.3)
+    assert answers(b) == [("long-2", "admit")]
+
+
+def test_while_a_reserving_request_waits_filling_work_keeps_off_the_instance_that_will_be_free_first() -> None:
+    b = town(small=2)
+    busy = [ask(b, f"long-{n}", "long", 20_000) for n in range(2)]
+    assert {decision.target for decision in busy} == {"b-small-0", "b-small-1"}
+    assert ask(b, "long-3", "long", 20_000).verdict == "queue"
+    assert ask(b, "batch", "batch", 100).verdict == "queue"
+    b.hears_outcome(busy[0], "first_token", ttft_s=1.0)
+    assert [name for name, _ in answers(b)] == ["long-3"]
+    b.hears_outcome(busy[1], "first_token", ttft_s=1.0)
+    assert [name for name, _ in answers(b)] == ["batch"]
+
+
+def test_a_late_reserving_request_is_refused_and_a_late_guarded_one_goes_behind_the_others() -> None:
+    b = town(small=1)
+    ask(b, "first", prompt_tokens=100_000)
+    ask(b, "late", "long", 20_000)
+    ask(b, "late chat", "chat", 100)
+    b.now_s += 5.0
+    ask(b, "chat", "chat", 200)
+    b.now_s += 20.0
+    assert ("late", "reject") in answers(b)
+    b = town(small=1)
+    first = ask(b, "first", prompt_tokens=100_000)
+    ask(b, "late chat", "chat", 100)
+    b.now_s += 3.0
+    ask(b, "chat", "chat", 200)
+    b.hears_outcome(first, "first_token", ttft_s=3.0)
+    assert [name for name, _ in answers(b)] == ["chat", "late chat"]
+
+
+def test_what_has_waited_as_long_as_its_gateway_can_goes_out() -> None:
+    b = town(small=1)
+    ask(b, "first", prompt_tokens=100_000)
+    assert ask(b, "r", "batch", wait_max_s=2.0).verdict == "queue"
+    b.now_s += 1.9
+    assert answers(b) == []
+    b.now_s += 0.2
+    assert answers(b) == [("r", "admit")]
+
+
+def test_a_request_that_its_gateway_cant_hold_is_answered_at_once() -> None:
+    b = town(small=1)
+    ask(b, "first", prompt_tokens=100_000)
+    assert ask(b, "r", "batch", wait_max_s=0.0).verdict == "admit"
+
+
+def test_a_caller_that_leaves_waits_no_longer() -> None:
+    b = town(small=1)
+    ask(b, "first", prompt_tokens=100_000)
+    ask(b, "r")
+    assert b.site.waiting == 1
+    b.site.withdraw(("r", 0))
+    b.now_s += 60.0
+    assert (b.site.waiting, answers(b)) == (0, [])
+
+
+def test_only_with_pacing_on_do_classes_wait_apart() -> None:
+    b = Town("b", small=1)
+    ask(b, "first", prompt_tokens=100_000)
+    assert ask(b, "batch", "batch").verdict == "queue"
+    assert (b.site.queued_models(), len(b.site.held)) == ((), 1)
+
+
+# -- a line -------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.floats(-10, 10), st.booleans()), max_size=20), st.floats(-10, 10), st.integers(1, 25))
+@settings(deadline=None)
+def test_a_line_gives_those_of_a_rank_first_then_the_others_each_once(
+    entries: list[tuple[float, bool]], rank: float, most: int
+) -> None:
+    line, left = Line(), []
+    for number, (own, leaves) in enumerate(entries):
+        ticket = _ticket(str(number))
+        line.put(ticket, own)
+        if leaves:
+            assert line.take(ticket.call) is ticket
+            assert line.take(ticket.call) is None
+        else:
+            left.append((own < rank, own, number))
+    wanted = [str(number) for _, _, number in sorted(left)][:most]
+    assert [ticket.request.id for ticket in line.from_rank(rank, most)] == wanted
+    assert len(line) == len(left)
+
+
+def _ticket(name: str) -> Ticket:
+    return Ticket(
+        request=asked(name),
+        steps=ROUTE,
+        request_class="chat",
+        since_s=0.0,
+        work_s=0.1,
+        hits=np.zeros(1),
+        labels=Labels(["a"], [""], [""], [""], [""]),
+        looked_s=0.0,
+        latest_start_s=1.0,
+    )
+
+
+# -- iterations and the allowance ---------------------------------------------------------------------------------
+
+
+def test_iterations_are_counted_over_the_window_and_not_over_a_restart() -> None:
+    labels = Labels(["a", "b"], ["", ""], ["", ""], ["", ""], ["", ""])
+    counted = Iterations()
+    for n in range(10):
+        counted.heard("a", boot="1", count=100.0 + 10 * n, at_s=0.25 * n)
+    spent_s, steps = counted.recent(labels, 1.0)
+    assert (spent_s[0], steps[0]) == (1.0, 40.0)
+    assert np.isnan(spent_s[1])
+    counted.heard("a", boot="1", count=500.0, at_s=0.1)  # an old record, late
+    assert counted.recent(labels, 1.0)[1][0] == 40.0
+    counted.heard("a", boot="2", count=3.0, at_s=3.0)
+    assert np.isnan(counted.recent(labels, 1.0)[0][0])
+    counted.heard("a", boot="2", count=None, at_s=4.0)
+    counted.heard("a", boot="2", count=9.0, at_s=None)
+    counted.heard("a", boot="2", count=13.0, at_s=5.0)
+    assert counted.recent(labels, 1.0)[1][0] == 10.0
+
+
+def test_the_allowance_falls_quickly_when_the_guarded_miss_and_rises_slowly_when_they_dont() -> None:
+    allowance = Allowance(PACED)
+    allowance.advance(PACED, 0.0)
+    for n in range(100):
+        allowance.settled(met=True, now_s=0.01 * n)
+    allowance.advance(PACED, 2.0)
+    assert allowance.share == pytest.approx(0.036)
+    for n in range(20):
+        allowance.settled(met=False, now_s=2.0 + 0.01 * n)
+    allowance.advance(PACED, 3.9)  # not yet due
+    assert allowance.share == pytest.approx(0.036)
+    for n in range(2, 40):
+        allowance.advance(PACED, 2.0 * n)
+    assert allowance.share > 0.1  # the misses are out of the window
+    for second in range(80, 200):
+        allowance.settled(met=False, now_s=float(second))
+        allowance.advance(PACED, float(second))
+    assert allowance.share == PACED.allowance_min
+
+
+def test_what_was_queued_when_pacing_is_turned_off_goes_as_before() -> None:
+    b = town(small=1)
+    first = ask(b, "first", prompt_tokens=20_000)
+    ask(b, "r", "batch")
+    policy = b.site.policy
+    b.site.adopt(replace(policy, slomax=replace(policy.slomax, pacing=PacingPolicy(enabled=False))))
+    b.hears_outcome(first, "first_token", ttft_s=1.6)
+    assert [name for name, _ in answers(b)] == ["r"]
