@@ -223,8 +223,7 @@ def test_requests_for_a_model_that_only_a_canary_has_wait_without_disturbing_oth
     ran = [b.place(asked(f"{model}-1", model=model, **facts), steps=ROUTE) for model in ("small-chat", "new-chat")]
     for model in ("small-chat", "new-chat"):
         assert b.place(asked(f"{model}-2", model=model, **facts), steps=ROUTE).verdict == "queue"
-    b.hears_outcome(ran[0], "first_token")
     ids = (Ids(decision=f"n-{n}", now_wall_s=1.8e9) for n in count())
-    assert [w.request.id for w, _ in released(b.site, b.now_s, lambda: next(ids))] == ["small-chat-2"]
-    b.hears_outcome(ran[1], "first_token")
-    assert [w.request.id for w, _ in released(b.site, b.now_s, lambda: next(ids))] == ["new-chat-2"]
+    for first, model in zip(ran, ("small-chat", "new-chat"), strict=True):
+        b.hears_outcome(first, "first_token")
+        assert [w.request.id for w, _ in released(b.site, model, b.now_s, lambda: next(ids))] == [f"{model}-2"]

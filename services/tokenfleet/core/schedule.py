@@ -23,46 +23,94 @@ from tokenfleet.core.slomax.classify import classify
 from tokenfleet.core.slomax.quota import Charge, tenant_entry
 from tokenfleet.core.summary import pool_summaries
 from tokenfleet.core.tokenpilot.cost import dense_work_s
-from tokenfleet.core.tokenpilot.held import Waiting
+from tokenfleet.core.tokenpilot.held import Call, Waiting
 from tokenfleet.core.view import PeerView
 
+Released = Decided | BadRequestError
+"""What comes of a held request: its final answer, or why there can be none any more."""
 
-def decide(site: Site, request: Request, steps: Steps, ids: Ids, *, now_s: float, turn: Turn | None = None) -> Decided:
+
+def decide(site: Site, request: Request, steps: Steps, ids: Ids, *, now_s: float) -> Decided:
     """The answer to `request` at `site`. Equal tables and requests give equal answers (chance is seeded).
 
-    Verdict `queue`: the request is held, and `released` gives its final answer. `turn` is given there only.
+    Verdict `queue`: the request is held, and `released` or `let_go` gives its final answer; `withdrawn` takes it back.
     Raises UnknownModelError, UnknownTenantError, UnknownSiteError and BadRequestError for names that the policy lacks.
     """
-    asked = _asked(site, request, steps, ids, now_s, turn)
+    asked = _asked(site, request, steps, ids, now_s)
     if request.sites_tried and not request.dry_run:  # the last attempt never ran where it was sent
         site.sends.withdrawn(request.id, request.attempt - 1, site=request.sites_tried[-1], model=request.model)
-    decided = _answer(site, asked)
-    if request.dry_run or decided.decision.verdict not in ("admit", "redirect"):
+    return _decided(site, asked)
+
+
+def released(site: Site, model: str, now_s: float, next_ids: Callable[[], Ids]) -> Iterator[tuple[Waiting, Released]]:
+    """The held requests of `model` whose turn it is, in order, with their final answers.
+
+    Ask after each first token and every held.PERIOD_S. Each must be placed before the next is asked for: it is decided
+    on what the one before has left. The answer to one that names what a newer policy lacks is the error that says so.
+    """
+    if model not in site.held.models():
+        return
+    policy = site.policy_of(model)
+    pool = site.pool(model, now_s, policy=policy)
+    for waiting, turn in site.held.turns(pool, site.hits, policy.tokenpilot, now_s):
+        answer = _in_turn(site, waiting, turn, next_ids(), now_s)
+        if isinstance(answer, BadRequestError):
+            withdrawn(site, waiting.call)
+        elif answer.decision.verdict == "queue":
+            continue
+        else:
+            site.held.take(waiting.call)
+        yield waiting, answer
+
+
+def let_go(site: Site, call: Call, ids: Ids, *, now_s: float) -> Released | None:
+    """The final answer to a held request at once, whatever the backlog; None if it is not held."""
+    if (waiting := site.held.take(call)) is None:
+        return None
+    answer = _in_turn(site, waiting, Turn(overdue=True), ids, now_s)
+    if isinstance(answer, BadRequestError):
+        site.quotas.refund(waiting.charge)
+    return answer
+
+
+def withdrawn(site: Site, call: Call) -> None:
+    """Nobody waits for the held request any more: what it took is given back."""
+    if (waiting := site.held.take(call)) is not None:
+        site.quotas.refund(waiting.charge)
+
+
+def _in_turn(site: Site, waiting: Waiting, turn: Turn, ids: Ids, now_s: float) -> Released:
+    """Decided on the tables of now, with what the request took when it came: quota, and a place among those who run."""
+    waited_s = now_s - waiting.since_s
+    request = replace(waiting.request, elapsed_s=waiting.request.elapsed_s + waited_s)
+    try:
+        asked = _asked(site, request, waiting.steps, ids, now_s, turn=turn, kept=waiting.charge)
+    except BadRequestError as error:
+        return error
+    return _decided(site, asked)
+
+
+def _decided(site: Site, asked: Asked) -> Decided:
+    """The answer, with the quota kept by what was admitted and what waits, and given back by all else."""
+    request, decided = asked.request, _answer(site, asked)
+    verdict = decided.decision.verdict
+    if request.dry_run or verdict in ("reject", "defer"):
         site.quotas.refund(asked.charge)
-    elif asked.charge.bucket is not None:
+    elif verdict != "queue" and asked.charge.bucket is not None:
         site.repeats.charged(request)
     return decided
 
 
-def released(site: Site, now_s: float, next_ids: Callable[[], Ids]) -> Iterator[tuple[Waiting, Decided]]:
-    """The held requests whose turn it is, in order, with their final answers.
-
-    Ask after each first token and every held.PERIOD_S. Each must be placed before the next is asked for: it is decided
-    on what the one before has left.
-    """
-    for model in site.held.models():
-        policy = site.policy_of(model)
-        pool = site.pool(model, now_s, policy=policy)
-        for waiting, turn in site.held.turns(pool, site.hits, policy.tokenpilot, now_s):
-            waited_s = now_s - waiting.since_s
-            request = replace(waiting.request, elapsed_s=waiting.request.elapsed_s + waited_s)
-            decided = decide(site, request, waiting.steps, next_ids(), now_s=now_s, turn=turn)
-            if decided.decision.verdict != "queue":
-                site.held.take(waiting.call)
-                yield waiting, decided
-
-
-def _asked(site: Site, request: Request, steps: Steps, ids: Ids, now_s: float, turn: Turn | None) -> Asked:
+def _asked(
+    site: Site,
+    request: Request,
+    steps: Steps,
+    ids: Ids,
+    now_s: float,
+    *,
+    turn: Turn | None = None,
+    kept: Charge | None = None,
+) -> Asked:
     policy, policy_hash = site.rules(request.id, now_s)
     model = policy.model(request.model)
     policy.site(request.origin)
@@ -81,7 +129,7 @@ def _asked(site: Site, request: Request, steps: Steps, ids: Ids, now_s: float, t
         classified=classified,
         output_q50=q50,
         output_q90=q90,
-        charge=_charge(site, policy, request, steps, now_s),  # last: a request that can't be asked costs nothing
+        charge=kept or _charge(site, policy, request, steps, now_s),  # last: who can't be asked costs nothing
         now_s=now_s,
         rng=chance_of(request.id, request.attempt, request.hop),
         turn=turn,
@@ -112,7 +160,7 @@ def _answer(site: Site, asked: Asked) -> Decided:
             return elsewhere(site, asked, sent)
     ruling: Ruling | None = None
     if asked.steps.admission:
-        ruling = _ruled(asked)
+        ruling = _ruled(site, asked)
         if ruling.verdict != "admit":
             return _second_choice(site, asked, ruling.reason) or ruled_out(site, asked, ruling, sent)
     if not asked.steps.routing:
@@ -145,6 +193,8 @@ def _waits(site: Site, asked: Asked, chosen: Candidate) -> bool:
             Waiting(
                 request=request,
                 steps=asked.steps,
+                request_class=asked.classified.request_class,
+                charge=asked.charge,
                 since_s=asked.now_s,
                 work_s=work_s,
                 hits=hits,
@@ -220,13 +270,15 @@ def _second_choice(site: Site, asked: Asked, reason: Reason) -> Decided | None:
     return None if sent.reason else elsewhere(site, asked, sent)
 
 
-def _ruled(asked: Asked) -> Ruling:
+def _ruled(site: Site, asked: Asked) -> Ruling:
+    model, request_class = asked.request.model, asked.classified.request_class
     return admit(
         asked.request,
         asked.classified,
         asked.pool,
         asked.policy,
         charge=asked.charge,
+        held=0 if asked.turn else site.held.of_class(model, request_class),  # who has its turn took its place before
         output_q50_tokens=asked.output_q50,
         output_q90_tokens=asked.output_q90,
         rng=asked.rng,

@@ -192,8 +192,8 @@ class Site:
         self._keep_trial()
 
     def running_of(self, entry: str, policy: Policy) -> int:
-        """Unfinished placements here of all callers that the tenant `entry` of `policy` binds."""
-        running = self.ledger.running_by_tenant()
+        """Unfinished placements here, and held requests, of all callers that the tenant `entry` of `policy` binds."""
+        running = self.held.by_tenant() + Counter(self.ledger.running_by_tenant())
         return sum(
             count
             for tenant, count in running.items()
