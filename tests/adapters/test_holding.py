@@ -29,8 +29,9 @@ def holdable(name: str, prompt_tokens: int = 3000, **facts: Any) -> decision_pb2
 class Held:
     """One small instance that computes a long prompt; what can be held is held."""
 
-    def __init__(self, office: Office, channel: grpc.aio.Channel) -> None:
+    def __init__(self, office: Office, channel: grpc.aio.Channel, *, port: int = 0) -> None:
         self.office = office
+        self.port = port
         self.scheduler: Any = scheduler_pb2_grpc.SchedulerStub(channel)
         self.pilot: Any = scheduler_pb2_grpc.TokenPilotStub(channel)
         self.running = decision_pb2.Decision()
@@ -64,8 +65,8 @@ class Held:
 
 async def with_held(tell: Callable[[Held], Awaitable[None]], *, small: int = 1) -> Held:
     office = Office(small=small)
-    async with office.serving() as (_, channel):
-        held = Held(office, channel)
+    async with office.serving() as (server, channel):
+        held = Held(office, channel, port=server.port)
         await held.begin()
         await tell(held)
     return held
@@ -349,6 +350,33 @@ async def test_withdrawn_or_cut_a_streams_held_requests_place_nothing() -> None:
         stream.cancel()
         await held.until(0)
         held.first_token()
+        assert len(held.office.town.site.ledger) == 1
+
+    await with_held(tell)
+
+
+@pytest.mark.parametrize("call", ["route", "schedule"])
+@pytest.mark.parametrize("way", ["cancel", "channel closed"])
+async def test_a_stream_that_is_cut_holds_nothing_any_more(call: str, way: str) -> None:
+    async def tell(held: Held) -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{held.port}") as channel:
+            if call == "route":
+                stream = scheduler_pb2_grpc.TokenPilotStub(channel).RouteStream()
+                asked: Any = scheduler_pb2.RouteStreamRequest(
+                    requests=[scheduler_pb2.RouteRequest(request=holdable(f"r{n}")) for n in range(3)]
+                )
+                await stream.write(asked)
+            else:
+                stream = scheduler_pb2_grpc.SchedulerStub(channel).ScheduleStream()
+                for n in range(3):
+                    await stream.write(scheduler_pb2.ScheduleRequest(request=holdable(f"r{n}")))
+            await held.until(3)
+            if way == "cancel":
+                stream.cancel()
+                await held.until(0)
+        await held.until(0)
+        held.first_token()
+        await asyncio.sleep(2 * PERIOD_S)
         assert len(held.office.town.site.ledger) == 1
 
     await with_held(tell)
