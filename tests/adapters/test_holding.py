@@ -10,7 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from tests.adapters.desks import Office, event, request
+from tokenfleet.core.asked import Decided, Steps
 from tokenfleet.core.decision import Decision as Told
+from tokenfleet.core.decision import Request
 from tokenfleet.core.records import PlacementEnvelope
 from tokenfleet.core.site import Heard
 from tokenfleet.core.tokenpilot.held import PERIOD_S
@@ -27,8 +29,9 @@ def holdable(name: str, prompt_tokens: int = 3000, **facts: Any) -> decision_pb2
 class Held:
     """One small instance that computes a long prompt; what can be held is held."""
 
-    def __init__(self, office: Office, channel: grpc.aio.Channel) -> None:
+    def __init__(self, office: Office, channel: grpc.aio.Channel, *, port: int = 0) -> None:
         self.office = office
+        self.port = port
         self.scheduler: Any = scheduler_pb2_grpc.SchedulerStub(channel)
         self.pilot: Any = scheduler_pb2_grpc.TokenPilotStub(channel)
         self.running = decision_pb2.Decision()
@@ -62,8 +65,8 @@ class Held:
 
 async def with_held(tell: Callable[[Held], Awaitable[None]], *, small: int = 1) -> Held:
     office = Office(small=small)
-    async with office.serving() as (_, channel):
-        held = Held(office, channel)
+    async with office.serving() as (server, channel):
+        held = Held(office, channel, port=server.port)
         await held.begin()
         await tell(held)
     return held
@@ -220,13 +223,74 @@ async def test_a_held_request_whose_model_is_gone_gets_its_error_and_the_others_
     await with_held(tell)
 
 
+async def test_one_models_end_lets_the_held_requests_of_another_wait_on() -> None:
+    office = Office(small=1, large=1)
+    async with office.serving() as (_, channel):
+        held, site = Held(office, channel), office.town.site
+        await held.begin()
+        await held.route(request("running-large", model="large-chat", prompt_tokens=LONG))
+        goes = asyncio.create_task(held.route(holdable("goes", model="large-chat")))
+        waits = asyncio.create_task(held.route(holdable("waits")))
+        await held.until(2)
+        models = {name: model for name, model in site.policy.models.items() if name != "large-chat"}
+        site.adopt(replace(site.policy, models=models))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await goes
+        await asyncio.sleep(2 * PERIOD_S)
+        assert len(office.desk.holding) == 1
+        held.first_token()
+        assert (await waits).verdict == ADMIT
+        assert [d.verdict for d in held.recorded("waits")] == ["queue", "admit"]
+
+
+async def test_an_error_in_one_held_request_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def tell(held: Held) -> None:
+        desk = held.office.desk
+        settle = desk.holding._settle
+
+        def bad(asked: Request, steps: Steps, decided: Decided) -> None:
+            if asked.id == "bad":
+                raise RuntimeError("unforeseen")
+            settle(asked, steps, decided)
+
+        monkeypatch.setattr(desk.holding, "_settle", bad)
+        prompts = {"bad": 500, "good": 5000}
+        tasks = {name: asyncio.create_task(held.route(holdable(name, size))) for name, size in prompts.items()}
+        waits = asyncio.create_task(held.route(holdable("long", LONG)))
+        await held.until(3)
+        held.first_token()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await asyncio.wait_for(tasks["bad"], 10.0)
+        assert (await tasks["good"]).verdict == ADMIT
+        assert not waits.done()
+        waits.cancel()
+
+    await with_held(tell)
+
+
+async def test_a_held_request_takes_its_quota_when_it_comes() -> None:
+    office = Office(small=1, tenant_limits={"acme": 3})
+    async with office.serving() as (_, channel):
+        held = Held(office, channel)
+        running = await held.schedule(request("running", prompt_tokens=LONG))
+        waits = [asyncio.create_task(held.schedule(holdable(f"r{n}"))) for n in range(2)]
+        await held.until(2)
+        assert [(await held.schedule(holdable(f"r{n}"))).verdict for n in (2, 3, 4)] == [REJECT] * 3
+        waits[0].cancel()
+        await held.until(1)
+        waits.append(asyncio.create_task(held.schedule(holdable("r5"))))
+        await held.until(2)
+        held.first_token(running)
+        assert [(await wait).verdict for wait in waits[1:]] == [ADMIT, ADMIT]
+
+
 async def test_a_request_that_is_held_no_longer_can_be_refused() -> None:
     async def tell(held: Held) -> None:
         waits = asyncio.create_task(held.schedule(holdable("r1")))
         await held.until(1)
         held.office.town.hears_control("b-small-0", "draining")
         held.first_token()
-        held.office.desk.holding._release_all()
+        held.office.desk.holding.let_all_go()
         final = await waits
         assert final.verdict == REJECT
         assert held.office.outbox.of("outcomes")[-1].events[0].kind == "rejected"
@@ -286,6 +350,33 @@ async def test_withdrawn_or_cut_a_streams_held_requests_place_nothing() -> None:
         stream.cancel()
         await held.until(0)
         held.first_token()
+        assert len(held.office.town.site.ledger) == 1
+
+    await with_held(tell)
+
+
+@pytest.mark.parametrize("call", ["route", "schedule"])
+@pytest.mark.parametrize("way", ["cancel", "channel closed"])
+async def test_a_stream_that_is_cut_holds_nothing_any_more(call: str, way: str) -> None:
+    async def tell(held: Held) -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{held.port}") as channel:
+            if call == "route":
+                stream = scheduler_pb2_grpc.TokenPilotStub(channel).RouteStream()
+                asked: Any = scheduler_pb2.RouteStreamRequest(
+                    requests=[scheduler_pb2.RouteRequest(request=holdable(f"r{n}")) for n in range(3)]
+                )
+                await stream.write(asked)
+            else:
+                stream = scheduler_pb2_grpc.SchedulerStub(channel).ScheduleStream()
+                for n in range(3):
+                    await stream.write(scheduler_pb2.ScheduleRequest(request=holdable(f"r{n}")))
+            await held.until(3)
+            if way == "cancel":
+                stream.cancel()
+                await held.until(0)
+        await held.until(0)
+        held.first_token()
+        await asyncio.sleep(2 * PERIOD_S)
         assert len(held.office.town.site.ledger) == 1
 
     await with_held(tell)

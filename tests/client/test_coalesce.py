@@ -353,3 +353,31 @@ async def test_a_replica_that_freezes_while_it_holds_is_left_after_the_longest_w
     async with asking(Freezes("frozen", nothing_more), Replica("good", at_once)) as fleet:
         answers = await asyncio.gather(*(fleet.route(request(f"r{n}", wait_max_s=0.2)) for n in range(4)))
     assert {answer.target for answer in answers} == {"good"}
+
+
+async def test_a_caller_that_leaves_is_withdrawn_from_the_old_stream_that_holds_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(coalesce, "STREAM_AGE_MAX_S", 0.05)
+    monkeypatch.setattr(coalesce, "TRY_TIMEOUT_S", 20.0)
+    office = Office(small=1)
+    async with office.serving() as (server, _), Gateway([f"127.0.0.1:{server.port}"]) as fleet:
+        running = await fleet.route(placeable("running", prompt_tokens=60_000))
+        names = ("leaves", "stays", "late")
+        asked = {name: asyncio.create_task(fleet.route(holdable(name))) for name in names}
+        await until_held(office, 3)
+        assert fleet._coalescer is not None
+        while not fleet._coalescer._old:
+            await asyncio.sleep(0.01)
+        asked["leaves"].cancel()
+        await until_held(office, 2)
+        asked["late"].cancel()
+        await until_held(office, 1)
+        assert fleet._coalescer._asking is not None
+        assert not fleet._coalescer._gathered.is_set()  # no new stream is opened for it
+        first_token(office, running)
+        assert (await asked["stays"]).verdict == decision_pb2.VERDICT_ADMIT
+        while fleet._coalescer._old:
+            await asyncio.sleep(0.001)
+    told = {d.request: d.verdict for envelope in office.outbox.of("decisions") for d in envelope.decisions}
+    assert told == {"running": "admit", "leaves": "queue", "late": "queue", "stays": "admit"}

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from tests.core.pools import POLICY
 from tokenfleet.core.accounts import Coefficients
+from tokenfleet.core.goodput.lessons import Lessons
 from tokenfleet.core.policy import TokenPilotPolicy
 from tokenfleet.core.predict.learn import PoolLearner
 from tokenfleet.core.predict.margin import Bias
@@ -270,3 +271,25 @@ def test_without_a_clock_only_uncontended_starts_are_learned_from() -> None:
     assert pool.calibration().coefficients.samples == 0
     pool.observe(sample(20.0, clock=""))
     assert pool.calibration().coefficients.samples == 1
+
+
+@pytest.mark.parametrize("changed", [{"a_s": 2.0 * MODEL.a_s}, {"budget_tokens": 2 * MODEL.budget_tokens}])
+def test_a_model_that_the_policy_describes_anew_is_learned_anew_and_others_go_on(changed: dict[str, Any]) -> None:
+    lessons = Lessons()
+    for model in ("large-chat", "small-chat"):
+        told = replace(event("first_token"), model=model, pool=f"{model}@b")
+        lessons.observe([replace(told, clock_s=10.0 * n) for n in range(100)], POLICY)
+    assert lessons.follow(replace(POLICY, revision=2)) == ()
+    before = {pool.pool: pool for pool in lessons.feedback(at_wall_s=1.8e9).pools}
+    assert before["large-chat@b"].coefficients.samples > 0
+    policy = replace(POLICY, revision=3, models=POLICY.models | {"large-chat": replace(MODEL, **changed)})
+    assert lessons.follow(policy) == ("large-chat@b",)
+    assert {pool.pool: pool for pool in lessons.feedback(at_wall_s=1.8e9).pools} == {
+        "small-chat@b": before["small-chat@b"]
+    }
+    lessons.observe([replace(event("first_token"), model="large-chat", pool="large-chat@b")], policy)
+    [anew] = [pool for pool in lessons.feedback(at_wall_s=1.8e9).pools if pool.model == "large-chat"]
+    expected = policy.tokenpilot.unlearned_factor * policy.models["large-chat"].a_s
+    assert (anew.coefficients.samples, anew.coefficients.a_s) == (1.0, pytest.approx(expected, rel=0.01))
+    gone = replace(policy, models={"large-chat": policy.models["large-chat"]})
+    assert lessons.follow(gone) == ("small-chat@b",)

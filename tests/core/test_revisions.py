@@ -214,6 +214,13 @@ def test_an_old_record_reads_as_a_revision_in_force() -> None:
     assert CanaryReport.__struct_config__.tag == "canary"
 
 
+def test_a_decision_tells_whether_its_revision_was_on_trial() -> None:
+    b = Town("b", small=1)
+    hears(b, canary(2, share=0.5))
+    told = [b.decide(asked(f"r{n}"), steps=ROUTE).decision for n in range(40)]
+    assert {(each.policy_revision, each.canary) for each in told} == {(1, False), (2, True)}
+
+
 def test_requests_for_a_model_that_only_a_canary_has_wait_without_disturbing_others() -> None:
     b = Town("b", small=1)
     b.beats.append(replace(b.beats[0], instance="b-new-0", model="new-chat", model_digest=""))
@@ -223,8 +230,7 @@ def test_requests_for_a_model_that_only_a_canary_has_wait_without_disturbing_oth
     ran = [b.place(asked(f"{model}-1", model=model, **facts), steps=ROUTE) for model in ("small-chat", "new-chat")]
     for model in ("small-chat", "new-chat"):
         assert b.place(asked(f"{model}-2", model=model, **facts), steps=ROUTE).verdict == "queue"
-    b.hears_outcome(ran[0], "first_token")
     ids = (Ids(decision=f"n-{n}", now_wall_s=1.8e9) for n in count())
-    assert [w.request.id for w, _ in released(b.site, b.now_s, lambda: next(ids))] == ["small-chat-2"]
-    b.hears_outcome(ran[1], "first_token")
-    assert [w.request.id for w, _ in released(b.site, b.now_s, lambda: next(ids))] == ["new-chat-2"]
+    for first, model in zip(ran, ("small-chat", "new-chat"), strict=True):
+        b.hears_outcome(first, "first_token")
+        assert [w.request.id for w, _ in released(b.site, model, b.now_s, lambda: next(ids))] == [f"{model}-2"]

@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.core.fleets import Town, asked
-from tokenfleet.core.asked import ROUTE, Ids
+from tokenfleet.core.asked import ROUTE, Decided, Ids
 from tokenfleet.core.columns import Labels
 from tokenfleet.core.decision import Decision
 from tokenfleet.core.policy import ClassQueue, PacingPolicy
-from tokenfleet.core.schedule import released
+from tokenfleet.core.schedule import released, withdrawn
 from tokenfleet.core.slomax.allowance import Allowance
 from tokenfleet.core.slomax.iterations import Iterations
-from tokenfleet.core.slomax.queues import Line, Ticket
+from tokenfleet.core.slomax.queues import Line
+from tokenfleet.core.slomax.quota import Charge
+from tokenfleet.core.tokenpilot.held import Waiting
 
 NUMBERS = count(1_000)
 QUEUES = {
@@ -48,7 +50,9 @@ def ask(b: Town, name: str, request_class: str = "chat", prompt_tokens: int = 10
 
 def release(b: Town) -> Iterator[Decision]:
     """What goes out now, each counted before the next."""
-    for waiting, decided in released(b.site, b.now_s, lambda: Ids(decision=f"b-{next(NUMBERS)}", now_wall_s=1.8e9)):
+    ids = (Ids(decision=f"b-{number}", now_wall_s=1.8e9) for number in NUMBERS)
+    for waiting, decided in released(b.site, "small-chat", b.now_s, lambda: next(ids)):
+        assert isinstance(decided, Decided)
         if decided.placement is not None:
             b.site.placed(decided.placement, partition=0, session="", now_s=b.now_s)
         assert waiting.request.id == decided.decision.request
@@ -190,17 +194,17 @@ def test_a_caller_that_leaves_waits_no_longer() -> None:
     b = town(small=1)
     ask(b, "first", prompt_tokens=100_000)
     ask(b, "r")
-    assert b.site.waiting == 1
-    b.site.withdraw(("r", 0))
+    assert len(b.site.held) == 1
+    withdrawn(b.site, ("r", 0))
     b.now_s += 60.0
-    assert (b.site.waiting, answers(b)) == (0, [])
+    assert (len(b.site.held), answers(b)) == (0, [])
 
 
 def test_only_with_pacing_on_do_classes_wait_apart() -> None:
     b = Town("b", small=1)
     ask(b, "first", prompt_tokens=100_000)
     assert ask(b, "batch", "batch").verdict == "queue"
-    assert (b.site.queued_models(), len(b.site.held)) == ((), 1)
+    assert (len(b.site.queues("small-chat")), len(b.site.held)) == (0, 1)
 
 
 # -- a line -------------------------------------------------------------------------------------------------------
@@ -213,29 +217,29 @@ def test_a_line_gives_those_of_a_rank_first_then_the_others_each_once(
 ) -> None:
     line, left = Line(), []
     for number, (own, leaves) in enumerate(entries):
-        ticket = _ticket(str(number))
-        line.put(ticket, own)
+        waiting = _waiting(str(number))
+        line.put(waiting, own)
         if leaves:
-            assert line.take(ticket.call) is ticket
-            assert line.take(ticket.call) is None
+            assert line.take(waiting.call) is waiting
+            assert line.take(waiting.call) is None
         else:
             left.append((own < rank, own, number))
     wanted = [str(number) for _, _, number in sorted(left)][:most]
-    assert [ticket.request.id for ticket in line.from_rank(rank, most)] == wanted
+    assert [waiting.request.id for waiting in line.from_rank(rank, most)] == wanted
     assert len(line) == len(left)
 
 
-def _ticket(name: str) -> Ticket:
-    return Ticket(
+def _waiting(name: str) -> Waiting:
+    return Waiting(
         request=asked(name),
         steps=ROUTE,
         request_class="chat",
+        charge=Charge(tenant="acme"),
         since_s=0.0,
         work_s=0.1,
         hits=np.zeros(1),
         labels=Labels(["a"], [""], [""], [""], [""]),
         looked_s=0.0,
-        latest_start_s=1.0,
     )
 
 
@@ -288,3 +292,15 @@ def test_what_was_queued_when_pacing_is_turned_off_goes_as_before() -> None:
     b.site.adopt(replace(policy, slomax=replace(policy.slomax, pacing=PacingPolicy(enabled=False))))
     b.hears_outcome(first, "first_token", ttft_s=1.6)
     assert [name for name, _ in answers(b)] == ["r"]
+
+
+def test_what_was_held_when_pacing_is_turned_on_stands_in_line_by_class() -> None:
+    b = town(small=1)
+    policy = b.site.policy
+    b.site.adopt(replace(policy, slomax=replace(policy.slomax, pacing=PacingPolicy(enabled=False))))
+    first = ask(b, "first", prompt_tokens=20_000)
+    ask(b, "batch", "batch", 100)
+    ask(b, "chat", "chat", 200)
+    b.site.adopt(policy)
+    b.hears_outcome(first, "first_token", ttft_s=1.6)
+    assert [name for name, _ in answers(b)] == ["chat", "batch"]

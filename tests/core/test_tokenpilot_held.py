@@ -10,24 +10,27 @@ from msgspec.structs import replace
 
 from tests.builders import keys
 from tests.core.fleets import Town, asked
-from tokenfleet.core.asked import ROUTE, Ids
+from tokenfleet.core.asked import ROUTE, SCHEDULE, Decided, Ids, Steps
 from tokenfleet.core.decision import Decision
+from tokenfleet.core.errors import UnknownTenantError
 from tokenfleet.core.records import PlacementEnvelope
-from tokenfleet.core.schedule import released
+from tokenfleet.core.schedule import let_go, released, withdrawn
 from tokenfleet.core.site import Heard
 
 NUMBERS = count(1_000)
 
 
-def ask(b: Town, name: str, prompt_tokens: int = 30_000, **facts: Any) -> Decision:
+def ask(b: Town, name: str, prompt_tokens: int = 30_000, *, steps: Steps = ROUTE, **facts: Any) -> Decision:
     """A request that its gateway can hold for a minute."""
     known: dict[str, Any] = {"wait_max_s": 60.0}
-    return b.place(asked(name, prompt_tokens=prompt_tokens, **(known | facts)), steps=ROUTE)
+    return b.place(asked(name, prompt_tokens=prompt_tokens, **(known | facts)), steps=steps)
 
 
 def release(b: Town) -> Iterator[Decision]:
     """What goes out now, each counted before the next."""
-    for waiting, decided in released(b.site, b.now_s, lambda: Ids(decision=f"b-{next(NUMBERS)}", now_wall_s=1.8e9)):
+    ids = (Ids(decision=f"b-{number}", now_wall_s=1.8e9) for number in NUMBERS)
+    for waiting, decided in released(b.site, "small-chat", b.now_s, lambda: next(ids)):
+        assert isinstance(decided, Decided)
         if decided.placement is not None:
             b.site.placed(
                 decided.placement,
@@ -125,8 +128,9 @@ def test_who_leaves_is_forgotten() -> None:
     b = Town("b", small=1)
     running = ask(b, "running")
     ask(b, "r1")
-    assert b.site.held.take(("r1", 0)) is not None
-    assert b.site.held.take(("r1", 0)) is None
+    withdrawn(b.site, ("r1", 0))
+    withdrawn(b.site, ("r1", 0))
+    assert len(b.site.held) == 0
     b.hears_outcome(running, "first_token")
     assert names(release(b)) == []
 
@@ -228,3 +232,69 @@ def test_what_was_cached_on_an_instance_is_not_taken_for_anothers_when_one_takes
     b.beats = [replace(b.beats[0], instance="b-small-2"), b.beats[1]]  # now the busy cold one is the first of two
     b.hears_telemetry()
     assert [(d.request, d.target) for d in release(b)] == [("follower", "b-small-2")]
+
+
+def test_who_is_held_keeps_its_share_of_the_quota_until_it_goes_or_leaves() -> None:
+    b = Town("b", small=1, tenant_limits={"acme": 3})
+    verdicts = [ask(b, f"r{n}", steps=SCHEDULE).verdict for n in range(6)]
+    assert verdicts == ["admit", "queue", "queue", "reject", "reject", "reject"]
+    withdrawn(b.site, ("r1", 0))
+    assert ask(b, "r6", steps=SCHEDULE).verdict == "queue"
+    assert b.site.quotas.used("acme", now_s=b.now_s) == 3
+    b.now_s += 60.0
+    assert [d.verdict for d in release(b)] == ["admit", "admit"]
+    assert b.site.quotas.used("acme", now_s=b.now_s) == 3
+    assert ask(b, "r2", attempt=1, steps=SCHEDULE).verdict == "queue"  # its retry is free
+    assert b.site.quotas.used("acme", now_s=b.now_s) == 3
+
+
+def test_a_held_request_that_is_refused_in_the_end_gives_back_what_it_took() -> None:
+    b = Town("b", small=1, tenant_limits={"acme": 2})
+    ask(b, "running", steps=SCHEDULE)
+    assert ask(b, "r1", steps=SCHEDULE).verdict == "queue"
+    b.hears_control("b-small-0", "draining")
+    final = let_go(b.site, ("r1", 0), Ids(decision="last", now_wall_s=1.8e9), now_s=b.now_s)
+    assert isinstance(final, Decided)
+    assert final.decision.verdict == "reject"
+    assert b.site.quotas.used("acme", now_s=b.now_s) == 1
+
+
+def test_a_dry_run_that_would_be_held_takes_nothing_from_the_quota() -> None:
+    b = Town("b", small=1, tenant_limits={"acme": 2})
+    ask(b, "running", steps=SCHEDULE)
+    assert ask(b, "r1", steps=SCHEDULE, dry_run=True).verdict == "queue"
+    assert b.site.quotas.used("acme", now_s=b.now_s) == 1
+
+
+def test_held_requests_have_their_places_among_the_tenants_and_the_class_s_running() -> None:
+    b = Town("b", small=1)
+    three = replace(b.site.policy.tenant("acme"), running_max=3)
+    b.site.adopt(replace(b.site.policy, tenants=b.site.policy.tenants | {"acme": three}))
+    verdicts = [ask(b, f"r{n}", steps=SCHEDULE).verdict for n in range(5)]
+    assert verdicts == ["admit", "queue", "queue", "reject", "reject"]
+    b.now_s += 60.0
+    assert [d.verdict for d in release(b)] == ["admit", "admit"]
+
+    b = Town("b", small=1)
+    chat = replace(b.site.policy.classes["chat"], running_max_per_instance=3)
+    b.site.adopt(replace(b.site.policy, classes=b.site.policy.classes | {"chat": chat}))
+    told = [ask(b, f"r{n}", 10_000, declared_class="chat", steps=SCHEDULE) for n in range(4)]
+    assert [d.verdict for d in told] == ["admit", "queue", "queue", "reject"]
+    assert told[-1].admission is not None
+    assert (told[-1].reason, told[-1].admission.running) == ("all_busy", 3)
+    b.now_s += 60.0
+    assert [d.verdict for d in release(b)] == ["admit", "admit"]
+
+
+def test_a_held_request_whose_tenant_is_gone_gets_its_error_and_the_others_their_turn() -> None:
+    b = Town("b", small=1)
+    running = ask(b, "running")
+    for name, tenant in (("r1", "archive"), ("r2", "acme")):
+        assert ask(b, name, 500, tenant=tenant).verdict == "queue"
+    b.site.adopt(replace(b.site.policy, tenants={"acme": b.site.policy.tenant("acme")}))
+    b.hears_outcome(running, "first_token")
+    ids = (Ids(decision=f"n-{number}", now_wall_s=1.8e9) for number in NUMBERS)
+    told = {w.request.id: answer for w, answer in released(b.site, "small-chat", b.now_s, lambda: next(ids))}
+    assert isinstance(told["r1"], UnknownTenantError)
+    assert isinstance(told["r2"], Decided)
+    assert len(b.site.held) == 0

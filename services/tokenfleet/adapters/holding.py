@@ -6,7 +6,7 @@ longer and nothing is placed for it.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from prometheus_client import Gauge, Histogram
 from tokenfleet.adapters.clock import monotonic_s
 from tokenfleet.core.asked import Decided, Ids, Steps
 from tokenfleet.core.decision import Decision, Request
-from tokenfleet.core.schedule import decide, released
+from tokenfleet.core.schedule import let_go, released, withdrawn
 from tokenfleet.core.site import Site
 from tokenfleet.core.tokenpilot.explain import ms
 from tokenfleet.core.tokenpilot.held import PERIOD_S
@@ -80,7 +80,7 @@ class Holding:
                 self.release()
         finally:
             self._runs = False
-            self._release_all()
+            self.let_all_go()
 
     def holdable(self, request: Request, *, left_s: float | None) -> Request:
         """`request` with the wait that it can be held for here: within the `left_s` of its caller's deadline, and none
@@ -113,55 +113,65 @@ class Holding:
         """Gives their final answers to those whose turn it is."""
         if not self._calls:
             return
-        now_s = began_s = monotonic_s()
-        try:
-            for waiting, decided in released(self._site, now_s, self._next_ids):
-                self._finish(self._calls[waiting.call], decided, now_s=now_s, began_s=began_s)
-                began_s = monotonic_s()
-        except Exception:  # one that can't be decided any more, as its model is gone, must not keep the others
-            log.exception("releasing held requests failed; all of them go out at once")
-            self._release_all()
-        self._write()
-
-    def _release_all(self) -> None:
-        for held in tuple(self._calls.values()):
-            self._site.held.take(held.call)
-            now_s = monotonic_s()
-            elapsed_s = held.request.elapsed_s + now_s - held.since_s
-            request = replace(held.request, wait_max_s=0.0, elapsed_s=elapsed_s)
+        for model in self._site.held.models():
+            now_s = began_s = monotonic_s()
             try:
-                decided = decide(self._site, request, held.steps, self._next_ids(), now_s=now_s)
-            except Exception as error:
-                self._forget(held)
-                self._tell(held, lambda answer, error=error: answer.set_exception(error))
-            else:
-                self._finish(held, decided, now_s=now_s, began_s=now_s)
+                for waiting, answer in released(self._site, model, now_s, self._next_ids):
+                    self._finish(self._calls[waiting.call], answer, now_s=now_s, began_s=began_s)
+                    began_s = monotonic_s()
+            except Exception:  # as its model is gone
+                log.exception("no turn can be given to the held requests for %s; they go out at once", model)
+                self._let_go([held for held in self._calls.values() if held.request.model == model])
         self._write()
 
-    def _finish(self, held: HeldCall, decided: Decided, *, now_s: float, began_s: float) -> None:
+    def let_all_go(self) -> None:
+        """Gives all their final answers, whatever the backlog."""
+        self._let_go(tuple(self._calls.values()))
+        self._write()
+
+    def _let_go(self, calls: Sequence[HeldCall]) -> None:
+        for held in calls:
+            now_s = monotonic_s()
+            try:
+                answer = let_go(self._site, held.call, self._next_ids(), now_s=now_s)
+            except Exception as error:
+                log.exception("held request %s can't be decided", held.request.id)
+                answer = error
+            if answer is not None:
+                self._finish(held, answer, now_s=now_s, began_s=now_s)
+
+    def _finish(self, held: HeldCall, answer: Decided | Exception, *, now_s: float, began_s: float) -> None:
         self._forget(held)
-        if all(answer.done() for answer in held.callers):  # the last one is leaving just now
+        if all(caller.done() for caller in held.callers):  # the last one is leaving just now
+            return
+        if isinstance(answer, Exception):
+            self._tell(held, lambda caller: caller.set_exception(answer))
             return
         waited_s = now_s - held.since_s
         decision = replace(
-            decided.decision,
-            sentence=f"held {ms(waited_s)}; {decided.decision.sentence}",
+            answer.decision,
+            sentence=f"held {ms(waited_s)}; {answer.decision.sentence}",
             took_s=monotonic_s() - began_s,
         )
         HELD_FOR.observe(waited_s)
-        self._settle(held.request, held.steps, replace(decided, decision=decision))
-        self._tell(held, lambda answer: answer.set_result(decision))
+        try:
+            self._settle(held.request, held.steps, replace(answer, decision=decision))
+        except Exception as error:
+            log.exception("the answer to held request %s can't be given", held.request.id)
+            self._tell(held, lambda caller, error=error: caller.set_exception(error))
+        else:
+            self._tell(held, lambda caller: caller.set_result(decision))
 
     def _tell(self, held: HeldCall, say: Callable[["asyncio.Future[Decision]"], Any]) -> None:
-        for answer in held.callers:
-            if not answer.done():
-                say(answer)
+        for caller in held.callers:
+            if not caller.done():
+                say(caller)
 
     def _left(self, held: HeldCall, answer: "asyncio.Future[Decision]") -> None:
         """A caller has its answer or has left."""
         held.callers.remove(answer)
         if not held.callers and held.queue.id in self._by_decision:
-            self._site.held.take(held.call)
+            withdrawn(self._site, held.call)
             self._forget(held)
 
     def _forget(self, held: HeldCall) -> None:

@@ -3,7 +3,8 @@
 A question waits at most GATHER_S for company, and not at all when nothing is on its way. A stream that fails, or says
 nothing for TRY_TIMEOUT_S, is left for the next replica, which is asked what is unanswered: a decision that comes twice
 is void the second time, for the outcome names the one that was used. A held question gives way to those behind it: it
-waits for its final answer on the stream that holds it, also when that one has given way to a new one.
+waits for its final answer on the stream that holds it, also when that one has given way to a new one, and is withdrawn
+there when its caller leaves.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ import grpc.aio
 from msgspec import Struct
 
 from tokenfleet.adapters.clock import monotonic_s
+from tokenfleet.client.questions import HeldQuestions, Question
 from tokenfleet.client.route_error import SILENT_CODES, RouteError, error_of
 from tokenfleet.wire.v1 import decision_pb2, scheduler_pb2, scheduler_pb2_grpc
 
@@ -43,10 +45,9 @@ class Coalescer:
         # Whichever replica's turn it is; when it fails, each by name: a frozen one would get its turn again.
         self._lanes: tuple[Targets, ...] = (targets, *((target,) for target in targets))
         self._lane = 0
-        self._waiting: deque[_Question] = deque()
+        self._waiting: deque[Question] = deque()
         self._unanswered: deque[_Batch] = deque()
-        self._held: _Held = {}  # by the id of the `queue` decision, of the present stream
-        self._withdrawn: list[str] = []
+        self._held = HeldQuestions()  # by the present stream
         self._old: set[asyncio.Task[None]] = set()  # readers of old streams that still hold something
         self._gathered = asyncio.Event()
         self._room = asyncio.Event()
@@ -55,7 +56,7 @@ class Coalescer:
     async def route(self, request: decision_pb2.Request, *, dry_run: bool, timeout_s: float) -> decision_pb2.Decision:
         """The decision on `request`. Raises RouteError: the service's own, or DEADLINE_EXCEEDED after `timeout_s`."""
         loop = asyncio.get_running_loop()
-        question = _Question(
+        question = Question(
             message=scheduler_pb2.RouteRequest(request=request, dry_run=dry_run), answer=loop.create_future()
         )
         if (size := question.message.ByteSize()) > REQUEST_BYTES_MAX:
@@ -80,7 +81,7 @@ class Coalescer:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._asking
 
-    def _ask(self, question: "_Question", loop: asyncio.AbstractEventLoop) -> None:
+    def _ask(self, question: Question, loop: asyncio.AbstractEventLoop) -> None:
         self._waiting.append(question)
         if len(self._waiting) >= BATCH_MAX:
             self._gathered.set()
@@ -97,7 +98,7 @@ class Coalescer:
         """One stream after another, each opened when there is something to ask."""
         while True:
             await self._gathered.wait()
-            self._withdrawn.clear()  # of another stream
+            self._held = HeldQuestions()
             stub: Any = scheduler_pb2_grpc.TokenPilotStub(self._channel(self._lanes[self._lane]))
             call = stub.RouteStream()
             writing = asyncio.create_task(self._write(call))
@@ -110,7 +111,7 @@ class Coalescer:
             finally:
                 writing.cancel()
                 if reading is not None:
-                    held, self._held = self._held, {}
+                    held, self._held = self._held, HeldQuestions()
                     self._old.add(old := asyncio.create_task(self._read_out(call, reading, held)))
                     old.add_done_callback(self._old.discard)
                 else:
@@ -119,7 +120,8 @@ class Coalescer:
                     await writing
 
     async def _write(self, call: Any) -> None:
-        """Sends what was gathered until the stream is old. A failure is told by the reader."""
+        """Sends what was gathered until the stream is old, and leaves it open for what is withdrawn later. A failure is
+        told by the reader."""
         old_at_s = monotonic_s() + STREAM_AGE_MAX_S
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
             while (left_s := old_at_s - monotonic_s()) > 0:
@@ -131,14 +133,12 @@ class Coalescer:
                     while len(self._unanswered) >= BATCHES_UNANSWERED_MAX:
                         self._room.clear()
                         await self._room.wait()
-                    questions, withdrawn = self._batch(), self._withdrawn
+                    questions, withdrawn = self._batch(), self._held.take_withdrawn()
                     if not questions and not withdrawn:
                         break
-                    self._withdrawn = []
                     self._unanswered.append(_Batch(questions=questions, sent_at_s=monotonic_s()))
                     messages = [question.message for question in questions]
                     await call.write(scheduler_pb2.RouteStreamRequest(requests=messages, withdrawn=withdrawn))
-            await call.done_writing()
 
     async def _read(self, call: Any, writing: "asyncio.Task[None]") -> "asyncio.Future[Any] | None":
         """Hands each answer to its caller until the stream ends, or until an old one has only held questions left: then
@@ -150,9 +150,12 @@ class Coalescer:
             reading = asyncio.ensure_future(call.read())
             try:
                 while not reading.done():
-                    if writing.done() and self._held and not self._unanswered:
-                        old, reading = reading, _nothing()
-                        return old
+                    if writing.done() and not self._unanswered:
+                        if self._held:
+                            old, reading = reading, _nothing()
+                            return old
+                        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                            await call.done_writing()
                     waited_for = (reading,) if writing.done() else (reading, writing)
                     await asyncio.wait(waited_for, timeout=self._patience_s(), return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -167,7 +170,7 @@ class Coalescer:
         """How long the oldest batch and the question held for longest may still wait. Raises RouteError when it was too
         long."""
         limits_s = [batch.sent_at_s + TRY_TIMEOUT_S for batch in islice(self._unanswered, 1)]
-        limits_s += [questions[0].held_until_s for questions in islice(self._held.values(), 1)]
+        limits_s += [question.held_until_s for question in islice(self._held.questions(), 1)]
         if not limits_s:
             return TRY_TIMEOUT_S
         left_s = min(limits_s) - monotonic_s()
@@ -175,36 +178,40 @@ class Coalescer:
             raise RouteError(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer in {TRY_TIMEOUT_S:g} s")
         return left_s
 
-    async def _read_out(self, call: Any, reading: "asyncio.Future[Any]", held: "_Held") -> None:
+    async def _read_out(self, call: Any, reading: "asyncio.Future[Any]", held: HeldQuestions) -> None:
         """The final answers of a stream that gave way to a new one; who gets none there is asked again."""
         try:
             while held:
-                limit_s = max(question.held_until_s for questions in held.values() for question in questions)
+                limit_s = max(question.held_until_s for question in held.questions())
                 async with asyncio.timeout(limit_s - monotonic_s()):
-                    await asyncio.wait((reading,))
+                    await _first_of(reading, held)
+                if withdrawn := held.take_withdrawn():
+                    await call.write(scheduler_pb2.RouteStreamRequest(withdrawn=withdrawn))
+                if not reading.done():
+                    continue
                 if (response := _told(reading)) is None:
                     return
-                _finish(response.answers, held)
+                held.finish(response.answers)
                 reading = asyncio.ensure_future(call.read())
-        except (grpc.aio.AioRpcError, TimeoutError) as error:
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError) as error:
             log.warning("a stream that held %d requests failed (%s); they are asked again", len(held), error)
         finally:
             reading.cancel()
-            call.cancel()
-            self._again([question for questions in held.values() for question in questions])
+            call.cancel()  # so the service holds nothing of it any more
+            self._again(list(held.questions()))
 
     def _answer(self, answers: Sequence[scheduler_pb2.RouteAnswer]) -> None:
         if answers and answers[0].held:
-            _finish(answers, self._held)
+            self._held.finish(answers)
             return
         batch = self._unanswered.popleft()
         self._room.set()
         again: RouteError | None = None
-        left: list[_Question] = []
+        left: list[Question] = []
         for question, answer in zip(batch.questions, answers, strict=True):
             if question.answer.done():
                 if answer.decision.verdict == decision_pb2.VERDICT_QUEUE and not question.message.dry_run:
-                    self._withdrawn.append(answer.decision.id)
+                    self._held.withdraw(answer.decision.id)
                     self._gathered.set()
                 continue
             if answer.HasField("decision"):
@@ -220,30 +227,25 @@ class Coalescer:
             self._unanswered.appendleft(_Batch(questions=left, sent_at_s=batch.sent_at_s))
             raise again
 
-    def _take(self, question: "_Question", decision: decision_pb2.Decision) -> None:
+    def _take(self, question: Question, decision: decision_pb2.Decision) -> None:
         """The service's decision, or its word that the final one comes later."""
         if decision.verdict != decision_pb2.VERDICT_QUEUE or question.message.dry_run:
             question.answer.set_result(decision)
             return
-        question.held = decision.id
         question.held_until_s = monotonic_s() + question.message.request.wait_max_s + TRY_TIMEOUT_S
-        self._held.setdefault(decision.id, []).append(question)
+        self._held.put(question, decision.id)
 
-    def _withdraw(self, question: "_Question") -> None:
+    def _withdraw(self, question: Question) -> None:
         """Its caller has an answer or has left; if it is still held, the service need not go on holding it."""
-        questions = self._held.get(question.held, [])
-        if question in questions:
-            questions.remove(question)
-            if not questions:
-                del self._held[question.held]
-            self._withdrawn.append(question.held)
+        held = question.held_by
+        if held is not None and held.leaves(question) and held is self._held:
             self._gathered.set()
 
     def _failed(self, error: grpc.aio.AioRpcError) -> None:
         """Puts what is unanswered back to the front for the next replica, unless each has been asked."""
         silent = error.code() in SILENT_CODES
         self._lane = (self._lane + 1) % len(self._lanes)
-        back: list[_Question] = []
+        back: list[Question] = []
         for question in self._open():
             question.tries += 1
             if question.answer.done():
@@ -256,24 +258,23 @@ class Coalescer:
         self._held.clear()
         self._again(back)
 
-    def _open(self) -> "list[_Question]":
+    def _open(self) -> list[Question]:
         """All that is asked on the present stream, held ones first: they have waited for longest."""
-        held = [question for questions in self._held.values() for question in questions]
-        return held + [question for batch in self._unanswered for question in batch.questions]
+        return [*self._held.questions()] + [question for batch in self._unanswered for question in batch.questions]
 
-    def _again(self, questions: "list[_Question]") -> None:
+    def _again(self, questions: list[Question]) -> None:
         """Puts questions to the front of those that wait."""
         for question in questions:
-            question.held = ""
+            question.held_by, question.held = None, ""
         self._waiting.extendleft(reversed(questions))
         if self._waiting:
             self._gathered.set()
         else:
             self._gathered.clear()
 
-    def _batch(self) -> "list[_Question]":
+    def _batch(self) -> list[Question]:
         """The next questions that still have somebody who waits, within the bounds of one message."""
-        questions: list[_Question] = []
+        questions: list[Question] = []
         size = 0
         while self._waiting and len(questions) < BATCH_MAX:
             question = self._waiting[0]
@@ -300,21 +301,8 @@ class Coalescer:
         self._gathered.clear()
 
 
-class _Question(Struct, kw_only=True, eq=False):
-    """One caller's request, and the future on which that caller waits; `held` is the `queue` decision it waits by."""
-
-    message: scheduler_pb2.RouteRequest
-    answer: "asyncio.Future[decision_pb2.Decision]"
-    tries: int = 0
-    held: str = ""
-    held_until_s: float = 0.0
-
-
-_Held = dict[str, list[_Question]]
-
-
 class _Batch(Struct, frozen=True, kw_only=True):
-    questions: list[_Question]
+    questions: list[Question]
     sent_at_s: float
 
 
@@ -332,19 +320,16 @@ def _told(reading: "asyncio.Future[Any]") -> scheduler_pb2.RouteStreamResponse |
     return None if response is grpc.aio.EOF else response
 
 
-def _finish(answers: Sequence[scheduler_pb2.RouteAnswer], held: _Held) -> None:
-    """Hands final answers to those who waited for them; one whose caller has left is nobody's."""
-    for answer in answers:
-        for question in held.pop(answer.held, ()):
-            if question.answer.done():
-                continue
-            if answer.HasField("decision"):
-                question.answer.set_result(answer.decision)
-            else:
-                question.answer.set_exception(error_of(answer.error))
+async def _first_of(reading: "asyncio.Future[Any]", held: HeldQuestions) -> None:
+    """Returns when something was read, or when somebody has left."""
+    left = asyncio.ensure_future(held.left.wait())
+    try:
+        await asyncio.wait((reading, left), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        left.cancel()
 
 
-def _give_up(question: _Question, timeout_s: float) -> None:
+def _give_up(question: Question, timeout_s: float) -> None:
     if not question.answer.done():
         question.answer.set_exception(
             RouteError(grpc.StatusCode.DEADLINE_EXCEEDED, f"no decision within {timeout_s:g} s")

@@ -75,7 +75,7 @@ def replay_figures(told: Sequence["Rescored"], changed: dict[str, float]) -> dic
         "decisions": len(told),
         "weights": changed,
         "same": counts["same"],
-        "agrees": counts["agrees"],
+        "unknown": counts["unknown"],
         "no_choice": counts["no_choice"],
         "different": [
             {
@@ -105,8 +105,8 @@ def replay_words(told: Sequence["Rescored"], changed: dict[str, float]) -> Itera
         yield f"  {counts['same']:,} would choose the same"
     else:
         yield f"  {counts['same']:,} give the same choice again"
-    for why, count in Counter(each.why for each in told if each.outcome == "agrees").most_common():
-        yield f"  {count:,} {'can not be told' if changed else 'agree with what they kept'}: {why}"
+    for why, count in Counter(each.why for each in told if each.outcome == "unknown").most_common():
+        yield f"  {count:,} can't be told: {why}"
     if not changed:
         yield f"  {len(differing):,} differ"
     for each in differing[:SHOWN_MAX]:

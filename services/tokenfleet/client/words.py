@@ -51,7 +51,8 @@ def decision_words(decision: decision_pb2.Decision) -> RenderableType:
     lines.append(Text(f"  {decision.request_class} ({decision.admission.rule}); agreed: {_agreed(decision.admission)}"))
     lines.append(
         Text(
-            f"  {mode}, telemetry {age_words(age)}; policy {decision.policy_revision}, calibration "
+            f"  {mode}, telemetry {age_words(age)}; policy {decision.policy_revision}"
+            f"{' (canary)' if decision.canary else ''}, calibration "
             f"{decision.calibration_revision}; by {decision.replica} in {decision.took_s * 1e3:.1f} ms"
         )
     )

@@ -44,13 +44,13 @@ def chance_of(request: str, attempt: int, hop: int) -> Random:
 
 class Turn(Struct, frozen=True, kw_only=True):
     """A held request's turn: `ahead_s` is held work that goes first, by slot of its pool, `held_s` all that is held,
-    per instance. `overdue`: it has waited as long as its gateway can, and goes whatever the backlog. Where classes
+    per instance. `overdue`: it can wait no longer, and goes whatever the backlog. Where classes
     share the pool, `allowed` are the instances that may take it (None: all) and `pace_s` is added to the cost of each;
     `late`: it can't meet its service level any more and is refused.
     """
 
-    ahead_s: Floats
-    held_s: float
+    ahead_s: Floats | None = None
+    held_s: float = 0.0
     overdue: bool
     allowed: Flags | None = None
     pace_s: Floats | None = None

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from tokenfleet.core.policy import BlindRule
+
 Verdict = Literal["admit", "queue", "defer", "reject", "redirect"]
 Reason = Literal[
     "",
@@ -22,6 +24,9 @@ Reason = Literal[
     "no_site",  # no site passed FleetMind's constraints for another cause
 ]
 Mode = Literal["fresh", "stale", "degraded", "bypass"]
+# How an instance was found: least cost; a draw or the prefix's home among near-ties; the session's last instance kept;
+# the less loaded of two drawn, because all are suspect or TokenPilot is off; a blind rule of the policy.
+How = Literal["", "least_cost", "near_tie", "prefix_home", "session", "suspect", "off"] | BlindRule
 Tokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
@@ -166,10 +171,12 @@ class Decision(Struct, frozen=True, kw_only=True):
     `target` is the instance (empty unless admitted here), `address` its endpoint, `site` where it runs; on `redirect`
     `site` and `gateways` tell where to ask next, with `lease`. `age_s` is the age of the youngest telemetry used, None
     if there was none; mode `stale` says that it is older than the policy's limit. `excluded` counts instances by the
-    filter that removed them, `relaxed` names soft filters that were lifted. `sentence` is the whole in words, with the
-    runner-up. `block_keys` are the first BLOCKS_TOLD_MAX of the request's, so that its log can be replayed with its
-    reuse. `products` lists which of slomax, fleetmind, tokenpilot were on. `tables` names the versions decided on.
-    `shadows` and `regret` are there for the share of decisions that the policy's shadows were asked beside.
+    filter that removed them, `relaxed` names soft filters that were lifted. `how` tells how the target was found, empty
+    without one: among `near_ties` instances, itself included, of which a draw gave it the part `drawn` between 0 and 1.
+    `canary`: the policy revision was on trial. `sentence` is the whole in words, with the runner-up. `block_keys` are
+    the first BLOCKS_TOLD_MAX of the request's, so that its log can be replayed with its reuse. `products` lists which
+    of slomax, fleetmind, tokenpilot were on. `tables` names the versions decided on. `shadows` and `regret` are there
+    for the share of decisions that the policy's shadows were asked beside.
     """
 
     id: str
@@ -215,3 +222,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     dry_run: bool = False
     shadows: tuple[ShadowChoice, ...] = ()
     regret: Regret | None = None
+    how: How = ""
+    near_ties: int = 0
+    drawn: tuple[float, float] | None = None
+    canary: bool = False

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from tokenfleet.core.answers import elsewhere, refused_for, routed, ruled_out, stays, waits
 from tokenfleet.core.asked import Asked, Decided, Ids, Steps, Turn, chance_of, estimated
+from tokenfleet.core.columns import SECONDS_MAX
 from tokenfleet.core.decision import Candidate, Reason, Request
 from tokenfleet.core.errors import BadRequestError
 from tokenfleet.core.fleetmind.dispatch import Dispatch, dispatch
@@ -21,65 +22,102 @@ from tokenfleet.core.records import SiteSummary
 from tokenfleet.core.site import Site, pool_name
 from tokenfleet.core.slomax.admit import Ruling, admit, barred
 from tokenfleet.core.slomax.classify import classify
-from tokenfleet.core.slomax.queues import Ticket, latest_start_s
 from tokenfleet.core.slomax.quota import Charge, tenant_entry
 from tokenfleet.core.summary import pool_summaries
 from tokenfleet.core.tokenpilot.cost import dense_work_s
-from tokenfleet.core.tokenpilot.held import Waiting
+from tokenfleet.core.tokenpilot.held import Call, Waiting
 from tokenfleet.core.view import PeerView
 
+Released = Decided | BadRequestError
+"""What comes of a held request: its final answer, or why there can be none any more."""
 
-def decide(site: Site, request: Request, steps: Steps, ids: Ids, *, now_s: float, turn: Turn | None = None) -> Decided:
+
+def decide(site: Site, request: Request, steps: Steps, ids: Ids, *, now_s: float) -> Decided:
     """The answer to `request` at `site`. Equal tables and requests give equal answers (chance is seeded).
 
-    Verdict `queue`: the request is held, and `released` gives its final answer. `turn` is given there only.
+    Verdict `queue`: the request is held, and `released` or `let_go` gives its final answer; `withdrawn` takes it back.
     Raises UnknownModelError, UnknownTenantError, UnknownSiteError and BadRequestError for names that the policy lacks.
     """
-    asked = _asked(site, request, steps, ids, now_s, turn)
+    asked = _asked(site, request, steps, ids, now_s)
     if request.sites_tried and not request.dry_run:  # the last attempt never ran where it was sent
         site.sends.withdrawn(request.id, request.attempt - 1, site=request.sites_tried[-1], model=request.model)
-    decided = _answer(site, asked)
-    if request.dry_run or decided.decision.verdict not in ("admit", "redirect"):
+    return _decided(site, asked)
+
+
+def released(site: Site, model: str, now_s: float, next_ids: Callable[[], Ids]) -> Iterator[tuple[Waiting, Released]]:
+    """The held requests of `model` whose turn it is, in order, with their final answers.
+
+    Ask after each first token and every held.PERIOD_S. Each must be placed before the next is asked for: it is decided
+    on what the one before has left. The answer to one that names what a newer policy lacks is the error that says so.
+    """
+    if model not in site.held.models():
+        return
+    policy = site.policy_of(model)
+    if policy.slomax.pacing.enabled and policy.products.slomax:
+        queues = site.queues(model)
+        queues.admit(site.held.of(model), policy)
+        turns = queues.turns(partial(site.pool, model, now_s, policy=policy), site.hits, policy, now_s)
+    else:
+        turns = site.held.turns(site.pool(model, now_s, policy=policy), site.hits, policy.tokenpilot, now_s)
+    for waiting, turn in turns:
+        answer = _in_turn(site, waiting, turn, next_ids(), now_s)
+        if isinstance(answer, BadRequestError):
+            withdrawn(site, waiting.call)
+        elif answer.decision.verdict == "queue":
+            continue
+        else:
+            site.take(waiting.call)
+        yield waiting, answer
+
+
+def let_go(site: Site, call: Call, ids: Ids, *, now_s: float) -> Released | None:
+    """The final answer to a held request at once, whatever the backlog; None if it is not held."""
+    if (waiting := site.take(call)) is None:
+        return None
+    answer = _in_turn(site, waiting, Turn(overdue=True), ids, now_s)
+    if isinstance(answer, BadRequestError):
+        site.quotas.refund(waiting.charge)
+    return answer
+
+
+def withdrawn(site: Site, call: Call) -> None:
+    """Nobody waits for the held request any more: what it took is given back."""
+    if (waiting := site.take(call)) is not None:
+        site.quotas.refund(waiting.charge)
+
+
+def _in_turn(site: Site, waiting: Waiting, turn: Turn, ids: Ids, now_s: float) -> Released:
+    """Decided on the tables of now, with what the request took when it came: quota, and a place among those who run."""
+    waited_s = now_s - waiting.since_s
+    request = replace(waiting.request, elapsed_s=waiting.request.elapsed_s + waited_s)
+    try:
+        asked = _asked(site, request, waiting.steps, ids, now_s, turn=turn, kept=waiting.charge)
+    except BadRequestError as error:
+        return error
+    return _decided(site, asked)
+
+
+def _decided(site: Site, asked: Asked) -> Decided:
+    """The answer, with the quota kept by what was admitted and what waits, and given back by all else."""
+    request, decided = asked.request, _answer(site, asked)
+    verdict = decided.decision.verdict
+    if request.dry_run or verdict in ("reject", "defer"):
         site.quotas.refund(asked.charge)
-    elif asked.charge.bucket is not None:
+    elif verdict != "queue" and asked.charge.bucket is not None:
         site.repeats.charged(request)
     return decided
 
 
-def released(site: Site, now_s: float, next_ids: Callable[[], Ids]) -> Iterator[tuple[Waiting | Ticket, Decided]]:
-    """The held requests whose turn it is, in order, with their final answers.
-
-    Ask after each first token and every held.PERIOD_S. Each must be placed before the next is asked for: it is decided
-    on what the one before has left.
-    """
-    for model in site.queued_models():
-        policy = site.policy_of(model)
-        queues = site.queues(model)
-        view = partial(site.pool, model, now_s, policy=policy)
-        for ticket, turn in queues.turns(view, site.hits, policy, now_s):
-            if (decided := _final(site, ticket, turn, next_ids, now_s)) is not None:
-                queues.take(ticket.call)
-                yield ticket, decided
-    for model in site.held.models():
-        policy = site.policy_of(model)
-        pool = site.pool(model, now_s, policy=policy)
-        for waiting, turn in site.held.turns(pool, site.hits, policy.tokenpilot, now_s):
-            if (decided := _final(site, waiting, turn, next_ids, now_s)) is not None:
-                site.held.take(waiting.call)
-                yield waiting, decided
-
-
-def _final(
-    site: Site, waiting: Waiting | Ticket, turn: Turn, next_ids: Callable[[], Ids], now_s: float
-) -> Decided | None:
-    """The final answer to what waited and has its turn, None when it waits on."""
-    waited_s = now_s - waiting.since_s
-    request = replace(waiting.request, elapsed_s=waiting.request.elapsed_s + waited_s)
-    decided = decide(site, request, waiting.steps, next_ids(), now_s=now_s, turn=turn)
-    return None if decided.decision.verdict == "queue" else decided
-
-
-def _asked(site: Site, request: Request, steps: Steps, ids: Ids, now_s: float, turn: Turn | None) -> Asked:
+def _asked(
+    site: Site,
+    request: Request,
+    steps: Steps,
+    ids: Ids,
+    now_s: float,
+    *,
+    turn: Turn | None = None,
+    kept: Charge | None = None,
+) -> Asked:
     policy, policy_hash = site.rules(request.id, now_s)
     model = policy.model(request.model)
     policy.site(request.origin)
@@ -98,7 +136,7 @@ def _asked(site: Site, request: Request, steps: Steps, ids: Ids, now_s: float, t
         classified=classified,
         output_q50=q50,
         output_q90=q90,
-        charge=_charge(site, policy, request, steps, now_s),  # last: a request that can't be asked costs nothing
+        charge=kept or _charge(site, policy, request, steps, now_s),  # last: who can't be asked costs nothing
         now_s=now_s,
         rng=chance_of(request.id, request.attempt, request.hop),
         turn=turn,
@@ -129,7 +167,7 @@ def _answer(site: Site, asked: Asked) -> Decided:
             return elsewhere(site, asked, sent)
     ruling: Ruling | None = None
     if asked.steps.admission:
-        ruling = _ruled(asked)
+        ruling = _ruled(site, asked)
         if ruling.verdict != "admit":
             return _second_choice(site, asked, ruling.reason) or ruled_out(site, asked, ruling, sent)
     if not asked.steps.routing:
@@ -150,54 +188,46 @@ def _paces(asked: Asked) -> bool:
 
 
 def _paced(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | None) -> Decided:
-    """Where a request goes whose turn it is; else it is queued, with where it would go now."""
-    queues, turn = site.queues(asked.request.model), asked.turn
+    """Where a request goes whose turn it is; else it waits in its class's queue, with where it would go now."""
+    turn = asked.turn
     if turn is None:
-        ticket = _ticket(asked)
-        turn = queues.at_once(ticket, asked.pool, asked.policy, asked.now_s)
+        waiting, queues = _waiting(asked), site.queues(asked.request.model)
+        turn = queues.at_once(waiting, asked.pool, asked.policy, asked.now_s)
         if turn is None:
             here = routed(site, asked, ruling, sent)
             if here.placement is None:
                 return here
             if not asked.request.dry_run:
-                queues.put(ticket, asked.policy.classes[ticket.request_class], asked.policy.slomax.pacing)
+                site.held.put(waiting)
+                queues.put(waiting, asked.policy)
             return waits(here)
         asked = replace(asked, turn=turn)
     if turn.late:
         waited = f"it waited {asked.request.elapsed_s:.1f} s and can't have its first token in time any more"
         return refused_for(site, asked, "infeasible", waited)
     here = routed(site, asked, ruling, sent)
-    if here.placement is None and not turn.overdue and here.decision.reason == "all_busy":
+    if here.decision.reason == "all_busy" and not turn.overdue:
         return replace(here, decision=replace(here.decision, verdict="queue"), outcome=None)
     return here
 
 
-def _ticket(asked: Asked) -> Ticket:
-    request, pool, policy = asked.request, asked.pool, asked.policy
+def _waiting(asked: Asked) -> Waiting:
+    """The request as it waits, from now on."""
+    request, pool = asked.request, asked.pool
     hits = np.zeros(len(pool)) if pool.columns.hits is None else pool.columns.hits
-    work_s = float(dense_work_s(np.array([[float(request.prompt_tokens)]]), hits[None, :], pool).min(initial=np.inf))
-    output_s = asked.output_q50 * OUTPUT_TOKEN_S
-    return Ticket(
+    work_s = dense_work_s(np.array([[float(request.prompt_tokens)]]), hits[None, :], pool)
+    return Waiting(
         request=request,
         steps=asked.steps,
         request_class=asked.classified.request_class,
+        charge=asked.charge,
         since_s=asked.now_s,
-        work_s=work_s,
+        work_s=float(work_s.min(initial=SECONDS_MAX)),
+        output_tokens=asked.output_q50,
         hits=hits,
         labels=pool.columns.labels,
         looked_s=asked.now_s,
-        latest_start_s=latest_start_s(
-            request,
-            policy.classes[asked.classified.request_class],
-            arrived_s=asked.now_s - request.elapsed_s,
-            work_s=work_s,
-            output_s=output_s,
-        ),
-        output_s=output_s,
     )
-
-
-OUTPUT_TOKEN_S = 0.06  # assumed of an output token when a deadline is counted back
 
 
 def _waits(site: Site, asked: Asked, chosen: Candidate) -> bool:
@@ -211,24 +241,12 @@ def _waits(site: Site, asked: Asked, chosen: Candidate) -> bool:
         or site.held.off(asked.policy.tokenpilot, asked.now_s)
     ):
         return False
-    pool = asked.pool
-    hits = np.zeros(len(pool)) if pool.columns.hits is None else pool.columns.hits
-    work_s = float(dense_work_s(np.array([[float(request.prompt_tokens)]]), hits[None, :], pool).min())
-    first = site.held.goes_first(request.model, work_s, asked.now_s, terms)
+    waiting = _waiting(asked)
+    first = site.held.goes_first(request.model, waiting.work_s, asked.now_s, terms)
     if (first and chosen.wait_s <= terms.backlog_max_s) or len(site.held) >= terms.held_max:
         return False
     if not request.dry_run:
-        site.held.put(
-            Waiting(
-                request=request,
-                steps=asked.steps,
-                since_s=asked.now_s,
-                work_s=work_s,
-                hits=hits,
-                labels=pool.columns.labels,
-                looked_s=asked.now_s,
-            )
-        )
+        site.held.put(waiting)
     return True
 
 
@@ -297,13 +315,15 @@ def _second_choice(site: Site, asked: Asked, reason: Reason) -> Decided | None:
     return None if sent.reason else elsewhere(site, asked, sent)
 
 
-def _ruled(asked: Asked) -> Ruling:
+def _ruled(site: Site, asked: Asked) -> Ruling:
+    model, request_class = asked.request.model, asked.classified.request_class
     return admit(
         asked.request,
         asked.classified,
         asked.pool,
         asked.policy,
         charge=asked.charge,
+        held=0 if asked.turn else site.held.of_class(model, request_class),  # who has its turn took its place before
         output_q50_tokens=asked.output_q50,
         output_q90_tokens=asked.output_q90,
         rng=asked.rng,

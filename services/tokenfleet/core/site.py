@@ -44,7 +44,7 @@ from tokenfleet.core.revisions import CanaryReport, PolicyRecord, PolicyRevision
 from tokenfleet.core.slomax.iterations import Iterations
 from tokenfleet.core.slomax.queues import Queues
 from tokenfleet.core.slomax.quota import Quotas, tenant_entry
-from tokenfleet.core.tokenpilot.held import Held
+from tokenfleet.core.tokenpilot.held import Call, Held, Waiting
 
 Fact = (
     CapacityShard
@@ -185,19 +185,12 @@ class Site:
             found = self._queues[model] = Queues(self.policy.slomax.pacing, self._iterations)
         return found
 
-    def queued_models(self) -> tuple[str, ...]:
-        """Models that any request waits for in a queue."""
-        return tuple([model for model, queues in self._queues.items() if len(queues)])
-
-    @property
-    def waiting(self) -> int:
-        """Requests that wait at their gateways, held by TokenPilot or queued by SLOMax."""
-        return len(self.held) + sum(map(len, self._queues.values()))
-
-    def withdraw(self, call: tuple[str, int]) -> None:
-        """The request of that id and attempt waits no longer: its caller left, or it goes out."""
-        if self.held.take(call) is None:
-            any(queues.take(call) for queues in self._queues.values())
+    def take(self, call: Call) -> Waiting | None:
+        """The request of that id and attempt waits no longer: it goes out, or its caller left."""
+        waiting = self.held.take(call)
+        if waiting is not None and (queues := self._queues.get(waiting.request.model)) is not None:
+            queues.take(call)
+        return waiting
 
     def hits(self, request: Request) -> Floats:
         """Cached tokens of the request's prompt on each instance, in the order of their names."""
@@ -218,8 +211,8 @@ class Site:
         self._keep_trial()
 
     def running_of(self, entry: str, policy: Policy) -> int:
-        """Unfinished placements here of all callers that the tenant `entry` of `policy` binds."""
-        running = self.ledger.running_by_tenant()
+        """Unfinished placements here, and held requests, of all callers that the tenant `entry` of `policy` binds."""
+        running = self.held.by_tenant() + Counter(self.ledger.running_by_tenant())
         return sum(
             count
             for tenant, count in running.items()

@@ -156,6 +156,8 @@ class Goodput:
     def _take_policy(self, record: PolicyRecord, at_s: float) -> None:
         arms = self._judge.arms
         self._judge.hear(record, at_s=at_s)
+        for pool in self._lessons.follow(self._policy):
+            logger.warning("learning of %s starts over: policy revision %d changes it", pool, self._policy.revision)
         for partition in self._partitions:
             partition.policy = self._policy
             if self._judge.arms is not arms:

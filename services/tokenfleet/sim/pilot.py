@@ -43,7 +43,7 @@ class Pilot:
 
     @property
     def holding(self) -> int:
-        return self.site.waiting
+        return len(self.site.held)
 
     def route(self, request: Request, now_s: float) -> Answer:
         held = replace(request, wait_max_s=WAIT_MAX_S)
@@ -51,7 +51,9 @@ class Pilot:
 
     def released(self, now_s: float) -> Sequence[Answer]:
         return [
-            self._answer(waiting.request, decided, now_s) for waiting, decided in released(self.site, now_s, self._ids)
+            self._answer(waiting.request, answer, now_s)
+            for waiting, answer in released(self.site, MODEL, now_s, self._ids)
+            if isinstance(answer, Decided)  # the names of these runs never go
         ]
 
     def heard(self, record: Record, now_s: float) -> None:

@@ -36,6 +36,18 @@ class Lessons:
                     output_tokens=event.output_tokens,
                 )
 
+    def follow(self, policy: Policy) -> tuple[str, ...]:
+        """Starts over where `policy` has other engines in mind (coefficients, batch budget) or lacks the model: the
+        pools that were forgotten. Decisions believe the policy's values until a pool's outcomes have taught anew."""
+        forgotten = tuple(
+            pool
+            for pool, learner in self._pools.items()
+            if (model := policy.models.get(learner.model_name)) is None or not learner.began_from(model)
+        )
+        for pool in forgotten:
+            del self._pools[pool]
+        return forgotten
+
     def feedback(self, *, at_wall_s: float) -> Feedback:
         """The next revision; `at_wall_s` labels it."""
         self.revision += 1

@@ -22,9 +22,9 @@ class PoolLearner:
 
     def __init__(self, pool: str, model_name: str, *, model: Model, policy: TokenPilotPolicy) -> None:
         self._pool = pool
-        self._model_name = model_name
+        self.model_name = model_name
         self._budget_tokens = model.budget_tokens
-        prior = prior_coefficients(model, factor=1.0)
+        self._prior = prior = prior_coefficients(model, factor=1.0)
         self._coefficients = CoefficientLearner(prior, start_factor=policy.unlearned_factor)
         self._bias = Bias()
         default = PoolCalibration(pool=pool, model=model_name, coefficients=prior)
@@ -34,6 +34,10 @@ class PoolLearner:
             {"exact": policy.p_hit_events, "none": default.p_hit_dispatch, "approx": policy.p_hit_approx}
         )
         self._streams: OrderedDict[tuple[str, str], FirstTokens] = OrderedDict()
+
+    def began_from(self, model: Model) -> bool:
+        """Whether `model` describes the engines as they were described at the start."""
+        return self._prior == prior_coefficients(model, factor=1.0) and self._budget_tokens == model.budget_tokens
 
     def observe(self, sample: Sample) -> None:
         """One first token. Margins, bias and hits count at once, work when it is known to have been alone."""
@@ -55,7 +59,7 @@ class PoolLearner:
     def calibration(self) -> PoolCalibration:
         return PoolCalibration(
             pool=self._pool,
-            model=self._model_name,
+            model=self.model_name,
             coefficients=self._coefficients.coefficients(),
             bias_s=self._bias.value_s(),
             margin_idle=self._margin_idle.value(),

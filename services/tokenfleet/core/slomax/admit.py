@@ -56,6 +56,7 @@ def admit(
     policy: Policy,
     *,
     charge: Charge,
+    held: int = 0,
     output_q50_tokens: float,
     output_q90_tokens: float,
     rng: Random,
@@ -63,6 +64,7 @@ def admit(
     """The ruling on one request at the pool of its site.
 
     `charge` is what the tenant's quota said (quota.Quotas.charge); the caller refunds it unless the verdict is admit.
+    `held` requests of the class wait to be bound to an instance of the pool: they have their places among its running.
     Output estimates are learned ones, cut here at the caller's budget. `rng` spreads Retry-After.
     Raises UnknownModelError and UnknownTenantError for names that the policy lacks.
     """
@@ -91,7 +93,7 @@ def admit(
     most_tokens = int(context_tokens.max())
     if need_tokens > most_tokens:
         return _rejected("context_too_long", evidence, f"{need_tokens} tokens needed, context holds {most_tokens}")
-    room = _room(request, usable, pool, terms, evidence)
+    room = _room(request, usable, pool, terms, evidence, held=held)
     evidence = replace(evidence, running=room.running, bound=room.bound)
     if charge.refused:
         wait_s = charge.retry_after_s if charge.retry_after_s is not None else _first_end_s(room)
@@ -134,7 +136,9 @@ def _by_load(
     return _rejected("all_busy", replace(evidence, retry_after_s=retry_after_s(free_in_s, policy, rng)), problem)
 
 
-def _room(request: Request, usable: Slots, pool: PoolView, terms: RequestClass, evidence: Admission) -> Room:
+def _room(
+    request: Request, usable: Slots, pool: PoolView, terms: RequestClass, evidence: Admission, *, held: int
+) -> Room:
     columns = pool.columns
     most = 0.0 if columns.hits is None else float(columns.hits[usable].max())
     hit = int(min(most, request.prompt_tokens))
@@ -146,7 +150,7 @@ def _room(request: Request, usable: Slots, pool: PoolView, terms: RequestClass, 
     running = columns.classes.get(evidence.request_class)
     return Room(
         instances=len(usable),
-        running=0 if running is None else int(running[usable].sum()),
+        running=held + (0 if running is None else int(running[usable].sum())),
         bound=terms.running_max_per_instance * len(usable),
         wait_s=wait_s if wait_s < np.inf else 0.0,  # no wait known at all vetoes nothing
         work_s=prefill_work_s(

@@ -1,5 +1,6 @@
 """TokenPilot: which instance of this site serves this request."""
 
+from bisect import bisect_right
 from random import Random
 
 import numpy as np
@@ -121,10 +122,11 @@ def _cheapest(
     share = columns.fixed.share[near]
     if len(request.block_keys) >= KEY_BYTES and not _any_warm(near, columns, costs):
         home = home_of(columns.labels.hashes[near], share, request.block_keys[:KEY_BYTES])
-        return Chosen(near.item(home), "prefix_home")
-    upto = share.cumsum()
-    drawn = int(upto.searchsorted(rng.random() * float(upto[-1]), "right"))
-    return Chosen(near.item(min(drawn, len(near) - 1)), "near_tie")
+        return Chosen(near.item(home), "prefix_home", near_ties=len(near))
+    upto = (share.cumsum() / share.sum()).tolist()
+    place = min(bisect_right(upto, rng.random()), len(near) - 1)
+    drawn = (upto[place - 1] if place else 0.0, upto[place])
+    return Chosen(near.item(place), "near_tie", near_ties=len(near), drawn=drawn)
 
 
 def home_of(names: Hashes, share: Floats, first_key: bytes) -> int:

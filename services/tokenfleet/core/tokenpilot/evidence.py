@@ -6,7 +6,7 @@ import numpy as np
 from msgspec import Struct
 
 from tokenfleet.core.columns import KV_STATES, Columns, Flags, Floats, Slots
-from tokenfleet.core.decision import Candidate
+from tokenfleet.core.decision import Candidate, How
 from tokenfleet.core.policy import TokenPilotPolicy
 from tokenfleet.core.pool import PoolView
 from tokenfleet.core.predict.work import uncached_tokens
@@ -14,15 +14,20 @@ from tokenfleet.core.records import PlacedOn
 from tokenfleet.core.tokenpilot.cost import Costs, Warm
 from tokenfleet.core.tokenpilot.explain import deciding_term, refusal_sentence, sentence_of
 from tokenfleet.core.tokenpilot.filters import refusal_of
-from tokenfleet.core.tokenpilot.routing import How, Routing
+from tokenfleet.core.tokenpilot.routing import Routing
 
 
 class Chosen(Struct, frozen=True):
-    """The slot of the target and how it was found; `other` is the second drawn, −1 for the cheapest that is left."""
+    """The slot of the target and how it was found; `other` is the second drawn, −1 for the cheapest that is left.
+
+    `near_ties` counts those that were as good, itself included; `drawn` is its part of the draw among them.
+    """
 
     slot: int
     how: How
     other: int = -1
+    near_ties: int = 0
+    drawn: tuple[float, float] | None = None
 
 
 def routing_of(
@@ -57,6 +62,8 @@ def routing_of(
         target=target.instance,
         address=columns.labels.addresses[chosen.slot],
         how=chosen.how,
+        near_ties=chosen.near_ties,
+        drawn=chosen.drawn,
         candidates=tuple([by_slot[slot] for slot in kept]),
         considered=len(columns),
         excluded=excluded | {name: int(np.count_nonzero(flags)) for name, flags in removed.items()},

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from tokenfleet.core.decision import Candidate, Reason
-from tokenfleet.core.tokenpilot.routing import How
+from tokenfleet.core.decision import Candidate, How, Reason
 
 # The terms a sentence can name, in words, in the order in which equal gains are named.
 TERMS: dict[str, str] = {
@@ -17,7 +16,7 @@ TERMS: dict[str, str] = {
 }
 
 
-# How a target was found, in the words that say so and by which a recorded sentence is read again.
+# How a target was found, in the words that say so.
 HOW_TOLD: dict[How, str] = {
     "near_tie": "drawn among near-ties with",
     "prefix_home": "home of this prefix among near-ties with",
@@ -31,16 +30,6 @@ HOW_TOLD: dict[How, str] = {
     "least_cost": "runner-up",
 }
 ALONE_TOLD = "no other passed"
-
-
-def how_told(sentence: str) -> How:
-    """How the target of a recorded sentence was found; empty for a sentence that tells of no choice."""
-    if ALONE_TOLD in sentence:
-        return "least_cost"
-    for how, words in HOW_TOLD.items():
-        if f"; {words} " in sentence:
-            return how
-    return ""
 
 
 def deciding_term(target: Candidate, runner_up: Candidate) -> str:

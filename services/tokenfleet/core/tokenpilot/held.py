@@ -8,7 +8,8 @@ backlogs, and those whose best instance is open go out.
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 from msgspec import Struct
@@ -18,6 +19,7 @@ from tokenfleet.core.columns import Floats, Labels
 from tokenfleet.core.decision import Request
 from tokenfleet.core.policy import LateBindingPolicy, TokenPilotPolicy
 from tokenfleet.core.pool import PoolView
+from tokenfleet.core.slomax.quota import Charge
 from tokenfleet.core.tokenpilot.cost import dense_work_s, kv_pressure_s, reuse_price
 
 PERIOD_S = 0.05  # between two plans without a first token
@@ -26,24 +28,36 @@ GAIN = 0.005  # the last two hundred reports tell
 OTHERS_HEARD_S = 60.0
 
 Look = Callable[[Request], Floats]  # the cached tokens of a prompt, by slot of its pool
+Call = tuple[str, int]  # a held request's id and attempt
 
 
 class Waiting(Struct, kw_only=True, eq=False):
     """One held request: its least work (seconds) on any instance and its cached tokens on each, as of `looked_s`.
 
-    `hits` are by slot of the instances that `labels` name.
+    `charge` is what it took from its tenant's quota and keeps, `output_tokens` the likely (q50) length of its output.
+    `hits` are by slot of the instances that `labels` name. `latest_start_s` is when its prefill must begin at the
+    latest to meet what is agreed, ∞ if nothing is; the class queues set it.
     """
 
     request: Request
     steps: Steps
+    request_class: str
+    charge: Charge
     since_s: float
     work_s: float = 0.0
+    output_tokens: float = 0.0
     hits: Floats
     labels: Labels
     looked_s: float
+    latest_start_s: float = math.inf
+
+    def look(self, look: Look, labels: Labels, now_s: float) -> None:
+        """Looks its cached prefixes up anew, if that is due or the instances are others."""
+        if now_s - self.looked_s >= LOOKED_AT_MAX_S or self.labels is not labels:
+            self.hits, self.labels, self.looked_s = look(self.request), labels, now_s
 
     @property
-    def call(self) -> tuple[str, int]:
+    def call(self) -> Call:
         return self.request.id, self.request.attempt
 
 
@@ -51,7 +65,7 @@ class Held:
     """The requests that one replica holds, by model."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, dict[tuple[str, int], Waiting]] = {}
+        self._waiting: dict[str, dict[Call, Waiting]] = {}
         self._told_share = 1.0
         self._lag_s = 0.0
         self._others_heard_s = -math.inf
@@ -86,17 +100,29 @@ class Held:
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    def __contains__(self, call: tuple[str, int]) -> bool:
+    def __contains__(self, call: Call) -> bool:
         return any(call in waiting for waiting in self._waiting.values())
 
     def models(self) -> tuple[str, ...]:
         """Models that any request is held for."""
         return tuple(self._waiting)
 
+    def of(self, model: str) -> Collection[Waiting]:
+        """All that are held of a model."""
+        return self._waiting.get(model, {}).values()
+
+    def of_class(self, model: str, request_class: str) -> int:
+        """How many of a model and class are held."""
+        return sum(waiting.request_class == request_class for waiting in self._waiting.get(model, {}).values())
+
+    def by_tenant(self) -> Counter[str]:
+        """How many are held of each tenant."""
+        return Counter(w.request.tenant for waiting in self._waiting.values() for w in waiting.values())
+
     def put(self, waiting: Waiting) -> None:
         self._waiting.setdefault(waiting.request.model, {})[waiting.call] = waiting
 
-    def take(self, call: tuple[str, int]) -> Waiting | None:
+    def take(self, call: Call) -> Waiting | None:
         """The request of that id and attempt is held no longer: it goes out, or its caller left."""
         for model, waiting in self._waiting.items():
             if (found := waiting.pop(call, None)) is not None:
@@ -133,8 +159,7 @@ class Held:
         first = heapq.nsmallest(terms.planned_max, held.values(), key=lambda w: _rank(w, now_s, terms))
         planned = [*overdue, *[w for w in first if w not in overdue]] if overdue else first
         for waiting in planned:
-            if now_s - waiting.looked_s >= LOOKED_AT_MAX_S or waiting.labels is not columns.labels:
-                waiting.hits, waiting.labels, waiting.looked_s = look(waiting.request), columns.labels, now_s
+            waiting.look(look, columns.labels, now_s)
         prompts = np.array([[float(w.request.prompt_tokens)] for w in planned])
         work_s = dense_work_s(prompts, np.array([w.hits for w in planned]), pool)
         for waiting, least_s in zip(planned, work_s.min(axis=1).tolist(), strict=True):

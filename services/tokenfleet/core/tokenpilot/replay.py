@@ -1,7 +1,7 @@
 """Replay: does a recorded decision still follow from its own evidence, and would other weights have chosen otherwise?
 
 A decision keeps the terms of its best candidates, the counts of the filters and the seed of its chance. What these
-leave open (ties that were not kept, the drawn loads of suspects) is said to agree, not to be the same.
+leave open (the home among ties that were not kept, the drawn loads of suspects) is said to be unknown, not the same.
 """
 
 import math
@@ -16,20 +16,18 @@ from msgspec.structs import replace
 from tokenfleet.core.asked import chance_of
 from tokenfleet.core.blocks import KEY_BYTES
 from tokenfleet.core.columns import hashes_of
-from tokenfleet.core.decision import Candidate, Decision
+from tokenfleet.core.decision import Candidate, Decision, How
 from tokenfleet.core.errors import BadRequestError, listed
 from tokenfleet.core.policy import TokenPilotPolicy
 from tokenfleet.core.tokenpilot.choose import home_of
-from tokenfleet.core.tokenpilot.explain import how_told
 from tokenfleet.core.tokenpilot.filters import refusal_of
-from tokenfleet.core.tokenpilot.routing import How
 from tokenfleet.core.tokenpilot.rules import RULES
 
 SECONDS_EQUAL = 1e-9  # relative and absolute: sums of recorded terms are taken in another order
 
-# same: the recorded evidence gives the choice again. agrees: it permits the choice, and can't show it whole.
-# different: it gives another one. no_choice: nothing was chosen, so there is nothing to replay.
-Outcome = Literal["same", "agrees", "different", "no_choice"]
+# same: the recorded evidence gives the choice again. different: it gives another one. unknown: it is too little for
+# either. no_choice: nothing was chosen, so there is nothing to replay.
+Outcome = Literal["same", "different", "unknown", "no_choice"]
 
 # Weights that scale a recorded term or bound the choice; the others change terms in ways that no record shows.
 REWEIGHED = (
@@ -64,7 +62,7 @@ def rescored(decision: Decision, weights: TokenPilotPolicy) -> Rescored:
     """`decision` chosen again from what it recorded; `weights` are those of the policy revision that made it."""
     if not decision.candidates or decision.verdict != "admit":
         return _refused(decision)
-    how = how_told(decision.sentence)
+    how = decision.how
     if problem := _inconsistent(decision):
         return Rescored(decision=decision, outcome="different", how=how, why=problem)
     chosen, rivals = decision.candidates[0], _rivals(decision)
@@ -83,13 +81,13 @@ def rescored(decision: Decision, weights: TokenPilotPolicy) -> Rescored:
             why = f"{best.instance} costs {_apart(chosen, best)} less, which is no near-tie"
             return replace(known, outcome="different", target=best.instance, why=why)
         case "near_tie" | "prefix_home":
-            return _among(known, [each for each in (chosen, *rivals) if each.cost_s <= limit_s], limit_s)
+            return _among(known, [each for each in (chosen, *rivals) if each.cost_s <= limit_s])
         case "suspect" | "off":
-            return replace(known, outcome="agrees", why="drawn by load; the loads of the drawn are not recorded")
+            return replace(known, outcome="unknown", why="drawn by load; the loads of the drawn are not recorded")
         case "power_of_two" | "least_requests" | "round_robin" | "random":
-            return replace(known, outcome="agrees", why=f"by the rule {how}, which no recorded term shows")
+            return replace(known, outcome="unknown", why=f"by the rule {how}, which no recorded term shows")
         case _:
-            return replace(known, outcome="agrees", why="its sentence doesn't say how it was found")
+            return replace(known, outcome="unknown", why="it doesn't say how it was found: an older record")
 
 
 def reweighed(decision: Decision, weights: TokenPilotPolicy, changed: Mapping[str, float]) -> Rescored:
@@ -98,7 +96,7 @@ def reweighed(decision: Decision, weights: TokenPilotPolicy, changed: Mapping[st
     `different` when the recorded target would no longer be chosen or tied. Only kept candidates can win.
     """
     new = other_weights(weights, changed)
-    how = how_told(decision.sentence)
+    how = decision.how
     if not decision.candidates or decision.verdict != "admit":
         return Rescored(decision=decision, outcome="no_choice")
     if how in ("suspect", "off", *RULES):
@@ -106,7 +104,7 @@ def reweighed(decision: Decision, weights: TokenPilotPolicy, changed: Mapping[st
         return Rescored(decision=decision, outcome="no_choice", target=decision.target, how=how, why=why)
     if (price := _reuse_price(decision, weights, new)) is None:
         why = "the price of reuse stood at its bound, so the waiting behind it is not known"
-        return Rescored(decision=decision, outcome="agrees", target=decision.target, how=how, why=why)
+        return Rescored(decision=decision, outcome="unknown", target=decision.target, how=how, why=why)
     chosen = _again(decision.candidates[0], weights, new, price)
     rivals = [_again(each, weights, new, price) for each in _rivals(decision)]
     best = min((chosen, *rivals), key=_rank)
@@ -174,23 +172,29 @@ def _stayed(known: Rescored, last: Candidate, best: Candidate, weights: TokenPil
     return replace(known, outcome="different", target=best.instance, why=why)
 
 
-def _among(known: Rescored, near: list[Candidate], limit_s: float) -> Rescored:
-    """The draw, or the prefix's home, among near-ties again, if all of them were kept."""
+def _among(known: Rescored, near: list[Candidate]) -> Rescored:
+    """The draw, or the prefix's home, among near-ties again: of the draw its recorded part is enough."""
     decision = known.decision
-    passed = decision.considered - sum(decision.excluded.values())
-    costliest_s = max(each.cost_s for each in decision.candidates[1:]) if len(decision.candidates) > 1 else 0.0
-    if 1 + len(_rivals(decision)) < passed and costliest_s <= limit_s:
-        return replace(known, outcome="agrees", why="a near-tie; more of them than were kept")
+    if known.how == "near_tie" and decision.drawn is not None and not _falls_to(decision.drawn, _chance(decision)):
+        return replace(known, outcome="different", target="", why="the seeded draw does not fall to it")
+    if len(near) < decision.near_ties:
+        if known.how == "near_tie" and decision.drawn is not None:
+            return known
+        return replace(known, outcome="unknown", why="the prefix's home among more near-ties than were kept")
     near.sort(key=lambda each: each.instance)
     if known.how == "near_tie":
         target, words = _draw(near, _chance(decision)).instance, "the seeded draw gives"
     elif first_key := decision.block_keys[:KEY_BYTES]:
         target, words = _home(near, first_key).instance, "the prefix's home is"
     else:
-        return replace(known, outcome="agrees", why="a near-tie; the prefix that chose among them is not recorded")
+        return replace(known, outcome="unknown", why="the prefix that chose among near-ties is not recorded")
     if decision.target == target:
         return known
     return replace(known, outcome="different", target=target, why=f"{words} {target}")
+
+
+def _falls_to(part: tuple[float, float], rng: Random) -> bool:
+    return part[0] <= rng.random() < part[1]
 
 
 def _chance(decision: Decision) -> Random:

@@ -211,7 +211,7 @@ class Admission(_message.Message):
     def __init__(self, request_class: _Optional[str] = ..., rule: _Optional[str] = ..., output_q50_tokens: _Optional[float] = ..., output_q90_tokens: _Optional[float] = ..., running: _Optional[int] = ..., bound: _Optional[int] = ..., retry_after_s: _Optional[float] = ..., not_before_s: _Optional[float] = ..., ttft_max_s: _Optional[float] = ..., tpot_max_s: _Optional[float] = ..., end_max_s: _Optional[float] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("id", "request", "attempt", "verdict", "reason", "mode", "age_s", "tenant", "model", "request_class", "origin", "site", "pool", "target", "address", "gateways", "lease", "prompt_tokens", "hit_tokens", "predicted_ttft_s", "admission", "sites", "candidates", "considered", "excluded", "relaxed", "runner_up", "gap_s", "sentence", "detail", "replica", "policy_revision", "calibration_revision", "products", "tables", "at_wall_s", "took_s", "dry_run")
+    __slots__ = ("id", "request", "attempt", "verdict", "reason", "mode", "age_s", "tenant", "model", "request_class", "origin", "site", "pool", "target", "address", "gateways", "lease", "prompt_tokens", "hit_tokens", "predicted_ttft_s", "admission", "sites", "candidates", "considered", "excluded", "relaxed", "runner_up", "gap_s", "sentence", "detail", "replica", "policy_revision", "calibration_revision", "products", "tables", "at_wall_s", "took_s", "dry_run", "how", "canary")
     class ExcludedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -264,6 +264,8 @@ class Decision(_message.Message):
     AT_WALL_S_FIELD_NUMBER: _ClassVar[int]
     TOOK_S_FIELD_NUMBER: _ClassVar[int]
     DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    HOW_FIELD_NUMBER: _ClassVar[int]
+    CANARY_FIELD_NUMBER: _ClassVar[int]
     id: str
     request: str
     attempt: int
@@ -302,4 +304,6 @@ class Decision(_message.Message):
     at_wall_s: float
     took_s: float
     dry_run: bool
-    def __init__(self, id: _Optional[str] = ..., request: _Optional[str] = ..., attempt: _Optional[int] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., mode: _Optional[_Union[Mode, str]] = ..., age_s: _Optional[float] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_class: _Optional[str] = ..., origin: _Optional[str] = ..., site: _Optional[str] = ..., pool: _Optional[str] = ..., target: _Optional[str] = ..., address: _Optional[str] = ..., gateways: _Optional[_Iterable[str]] = ..., lease: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., predicted_ttft_s: _Optional[float] = ..., admission: _Optional[_Union[Admission, _Mapping]] = ..., sites: _Optional[_Iterable[_Union[SiteOption, _Mapping]]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., considered: _Optional[int] = ..., excluded: _Optional[_Mapping[str, int]] = ..., relaxed: _Optional[_Iterable[str]] = ..., runner_up: _Optional[str] = ..., gap_s: _Optional[float] = ..., sentence: _Optional[str] = ..., detail: _Optional[str] = ..., replica: _Optional[str] = ..., policy_revision: _Optional[int] = ..., calibration_revision: _Optional[int] = ..., products: _Optional[_Iterable[str]] = ..., tables: _Optional[_Mapping[str, str]] = ..., at_wall_s: _Optional[float] = ..., took_s: _Optional[float] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+    how: str
+    canary: bool
+    def __init__(self, id: _Optional[str] = ..., request: _Optional[str] = ..., attempt: _Optional[int] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., mode: _Optional[_Union[Mode, str]] = ..., age_s: _Optional[float] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_class: _Optional[str] = ..., origin: _Optional[str] = ..., site: _Optional[str] = ..., pool: _Optional[str] = ..., target: _Optional[str] = ..., address: _Optional[str] = ..., gateways: _Optional[_Iterable[str]] = ..., lease: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., predicted_ttft_s: _Optional[float] = ..., admission: _Optional[_Union[Admission, _Mapping]] = ..., sites: _Optional[_Iterable[_Union[SiteOption, _Mapping]]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., considered: _Optional[int] = ..., excluded: _Optional[_Mapping[str, int]] = ..., relaxed: _Optional[_Iterable[str]] = ..., runner_up: _Optional[str] = ..., gap_s: _Optional[float] = ..., sentence: _Optional[str] = ..., detail: _Optional[str] = ..., replica: _Optional[str] = ..., policy_revision: _Optional[int] = ..., calibration_revision: _Optional[int] = ..., products: _Optional[_Iterable[str]] = ..., tables: _Optional[_Mapping[str, str]] = ..., at_wall_s: _Optional[float] = ..., took_s: _Optional[float] = ..., dry_run: _Optional[bool] = ..., how: _Optional[str] = ..., canary: _Optional[bool] = ...) -> None: ...
