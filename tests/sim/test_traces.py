@@ -227,7 +227,10 @@ def test_a_file_that_is_not_a_trace_is_told_what_would_be(tmp_path: Path) -> Non
     assert "can't be unpacked" in refusal(tmp_path, gzip.compress(MOONCAKE.encode())[:-9])
     with pytest.raises(PolicyError, match="Is a directory"):
         read_trace(tmp_path)
-    with pytest.raises(PolicyError, match=r"no trace 'convers': .* there is: azure-code, azure-conv, conversation, synthetic, or the path"):
+    with pytest.raises(
+        PolicyError,
+        match=r"no trace 'convers': .* there is: azure-code, azure-conv, conversation, synthetic, or the path",
+    ):
         read_trace("convers")
 
 

@@ -20,6 +20,7 @@ from tokenfleet.core.records import (
     CapacityShard,
     KvDelta,
     KvSnapshot,
+    OutcomeEvent,
     PlacementEnvelope,
     PlacementEvent,
 )
@@ -69,6 +70,7 @@ class _Gateway:
     name: str
     router: Router
     links: dict[type[Record], Link]
+    outcomes: Link
     envelopes: int = 0
     release_due: bool = False
 
@@ -181,7 +183,7 @@ class Fleet:
             self._release(self._gateways[number], now_s)
 
     def _take(self, event: Event, now_s: float) -> Served | None:
-        """Hand a request's step to its gateway at once; the request if it was its first token."""
+        """Report a request's step to its gateway; the request if it was its first token."""
         assert not isinstance(event, FirstToken | Finished) or event.at_s == now_s, "an engine was woken too late"
         if isinstance(event, FirstToken):
             served = self._open[event.job_id]
@@ -199,6 +201,18 @@ class Fleet:
     def _settle(self, served: Served, kind: Literal["first_token", "finished"], now_s: float) -> None:
         gateway, engine = self._gateways[served.gateway], self.engines[served.instance]
         event = served.outcome(kind, now_s, instance=engine.name, gateway=gateway.name)
+        for at_s in gateway.outcomes.arrivals_s(now_s):
+            if at_s == now_s:
+                self._report(gateway, event, now_s)
+            else:
+                self._agenda.at(at_s, Rank.DELIVERY, partial(self._report_late, gateway, event))
+
+    def _report_late(self, gateway: _Gateway, event: OutcomeEvent, now_s: float) -> None:
+        self._report(gateway, event, now_s)
+        if event.kind == "first_token":
+            self._release(gateway, now_s)
+
+    def _report(self, gateway: _Gateway, event: OutcomeEvent, now_s: float) -> None:
         event = gateway.router.settled(event, now_s)
         if self._lessons is not None and self._lessons_policy is not None:
             self._lessons.observe((event,), self._lessons_policy)
@@ -282,7 +296,9 @@ class Fleet:
             PlacementEnvelope: link("placements", terms.links.placements),
             Feedback: link("feedback", terms.links.feedback),
         }
-        return _Gateway(name=name, router=make_router(setup), links=links)
+        return _Gateway(
+            name=name, router=make_router(setup), links=links, outcomes=link("outcomes", terms.links.outcomes)
+        )
 
 
 def _engine(name: str, profile: Profile) -> _Engine:

@@ -51,10 +51,11 @@ class Links(Struct, frozen=True, kw_only=True):
     """The links to every gateway, by kind of record.
 
     Telemetry is the scrape's own way; KV events batch in the engine and in the agent; placements and feedback travel
-    over a broker.
+    over a broker. Outcomes are of a gateway's own requests: it sees them in the streams that pass through it.
     """
 
     telemetry: LinkTerms = LinkTerms(delay_s=0.01)
     kv: LinkTerms = LinkTerms(delay_s=0.1)
     placements: LinkTerms = LinkTerms(delay_s=0.02)
     feedback: LinkTerms = LinkTerms(delay_s=0.1)
+    outcomes: LinkTerms = LinkTerms()

@@ -63,8 +63,8 @@ class Router(Protocol):
         ...
 
     def settled(self, event: OutcomeEvent, now_s: float) -> OutcomeEvent:
-        """How one of its own requests goes (`first_token`, `finished`): a gateway sees these at once, in the streams
-        that pass through it. Gives the event back with what was believed at placement, for the outcomes topic."""
+        """How one of its own requests goes (`first_token`, `finished`), as its link of outcomes brings it: usually at
+        once. Gives the event back with what was believed at placement, for the outcomes topic."""
         ...
 
 

@@ -9,6 +9,9 @@ from tokenfleet.sim.fleet_options import EventDelay, Gateways, Instances, Profil
 Load = Annotated[float | None, typer.Option(help="1 is what the fleet can just serve. {0.9}")]
 Chat = Annotated[str | None, typer.Option(help="Chat stream: azure-conv, azure-code or conversation. {azure-conv}")]
 PriorFactor = Annotated[float | None, typer.Option(help="Routers start from the true coefficients × this. {1}")]
+OutcomeDelay = Annotated[
+    float | None, typer.Option(help="Seconds until a gateway hears of its requests' first and last tokens. {0}")
+]
 Learn = Annotated[bool, typer.Option("--learn", help="Routers learn their coefficients from outcomes.")]
 
 
@@ -21,6 +24,7 @@ def run_mixed(
     chat: Chat = None,
     gateways: Gateways = None,
     event_delay: EventDelay = None,
+    outcome_delay: OutcomeDelay = None,
     profile: ProfileName = None,
     seed: Annotated[int, typer.Option(help="Of long and batch requests and of all chance in the fleet.")] = 1,
     learn: Learn = False,
@@ -48,6 +52,7 @@ def run_mixed(
         "chat": chat,
         "gateways": gateways,
         "event_delay_s": event_delay,
+        "outcome_delay_s": outcome_delay,
         "profile": profile,
         "seed": seed,
         "learning": learn or None,

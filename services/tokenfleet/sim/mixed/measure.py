@@ -47,6 +47,7 @@ class Result(Struct, frozen=True, kw_only=True):
     load: float
     gateways: int
     event_delay_s: float
+    outcome_delay_s: float
     profile: str
     window_s: float
     makespan_s: float

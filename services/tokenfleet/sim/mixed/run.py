@@ -30,8 +30,8 @@ class MixedOptions(Struct, frozen=True, kw_only=True):
     """One run. `load` 1 is what the fleet can just serve. `policy` None: the usual service levels.
 
     `make_router` is taken instead of the design's own and keeps its name. `prior_factor` and `learning` are what a
-    router starts from and whether outcomes teach it (router.Setup). `event_delay_s` is that of placements, `links` all
-    else of the links.
+    router starts from and whether outcomes teach it (router.Setup). `event_delay_s` is that of placements,
+    `outcome_delay_s` that of the tokens' reports to a gateway, `links` all else of the links.
     """
 
     design: str = "slomax"
@@ -41,6 +41,7 @@ class MixedOptions(Struct, frozen=True, kw_only=True):
     seed: int = 1
     gateways: int = 1
     event_delay_s: float = 0.02
+    outcome_delay_s: float = 0.0
     profile: str = "L70"
     telemetry_period_s: float = 0.25
     links: Links = Links()
@@ -106,21 +107,26 @@ def _refuse_impossible(options: MixedOptions) -> None:
         raise PolicyError(f"--load {options.load:g}: it is more than 0 and at most {LOAD_MAX:g}")
     if not 0.0 < options.prior_factor < math.inf:
         raise PolicyError(f"--prior-factor {options.prior_factor:g}: it is more than 0")
-    if not 0.0 <= options.event_delay_s < math.inf:
-        raise PolicyError(f"--event-delay {options.event_delay_s:g}: it is 0.0 or more")
+    for name, delay_s in (("--event-delay", options.event_delay_s), ("--outcome-delay", options.outcome_delay_s)):
+        if not 0.0 <= delay_s < math.inf:
+            raise PolicyError(f"{name} {delay_s:g}: it is 0.0 or more")
 
 
 LOAD_MAX = 10.0
 
 
 def _terms(options: MixedOptions, profile: Profile, policy: Policy) -> FleetTerms:
-    placements = replace(options.links.placements, delay_s=options.event_delay_s)
+    links = options.links
     return FleetTerms(
         profile=profile,
         instances=options.instances,
         gateways=options.gateways,
         telemetry_period_s=options.telemetry_period_s,
-        links=replace(options.links, placements=placements),
+        links=replace(
+            links,
+            placements=replace(links.placements, delay_s=options.event_delay_s),
+            outcomes=replace(links.outcomes, delay_s=options.outcome_delay_s),
+        ),
         policy=policy,
         prior_factor=options.prior_factor,
         learning=options.learning,
@@ -151,6 +157,7 @@ def _result(
         load=options.load,
         gateways=options.gateways,
         event_delay_s=options.event_delay_s,
+        outcome_delay_s=options.outcome_delay_s,
         profile=options.profile,
         window_s=LEN_S,
         makespan_s=makespan_s,

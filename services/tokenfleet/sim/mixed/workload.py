@@ -1,13 +1,14 @@
 """Workload: chat, long-context and batch requests of one cluster, as dense as its load and size ask for."""
 
 import math
-from collections.abc import Callable
+from functools import cache
 from random import Random
 
 from msgspec.structs import replace
 
 from tokenfleet.core.errors import PolicyError, listed
 from tokenfleet.sim.traces.lengths import summarisation_lengths
+from tokenfleet.sim.traces.lines import TOKENS_MAX
 from tokenfleet.sim.traces.read import read_trace
 from tokenfleet.sim.traces.rows import Trace, TraceRow
 from tokenfleet.sim.traces.scale import scaled
@@ -18,7 +19,6 @@ CHAT_PER_S = 20.0
 LONG_PER_S = 0.75
 BULK_JOBS = 720
 LONG_PROMPT_MIN_TOKENS = 16_384
-SHORT_PROMPT_MAX_TOKENS = 8_191  # of the conversation trace's rows that are taken for chat
 OUTPUT_MIN_TOKENS = 2  # else there is no time per token
 BULK_FIRST_S, BULK_PERIOD_S, BULK_SPREAD_S = 15.0, 120.0, 2.0
 BULKS = math.ceil((LEN_S - BULK_FIRST_S) / BULK_PERIOD_S)
@@ -26,11 +26,8 @@ BULK_STARTS_S = tuple(BULK_FIRST_S + number * BULK_PERIOD_S for number in range(
 BATCH_OUTPUT_MAX_TOKENS = 1_024
 STREAM_ENDS_MIN_S = 480.0  # a chat trace that would be used up earlier is laid over itself
 
-CHATS: dict[str, Callable[[], Trace]] = {
-    "azure-conv": lambda: read_trace("azure-conv"),
-    "azure-code": lambda: read_trace("azure-code"),
-    "conversation": lambda: _only(read_trace("conversation"), tokens_max=SHORT_PROMPT_MAX_TOKENS),
-}
+# Traces that can be the chat stream, and the longest prompt that is taken of each for chat.
+CHATS = {"azure-conv": TOKENS_MAX, "azure-code": TOKENS_MAX, "conversation": 8_191}
 
 
 def workload(*, load: float, instances: int, seed: int, chat: str, batch_deadline_s: float) -> list[TraceRow]:
@@ -43,7 +40,7 @@ def workload(*, load: float, instances: int, seed: int, chat: str, batch_deadlin
         raise PolicyError(f"--chat {chat!r}: there is {listed(CHATS)}")
     scale = load * instances / INSTANCES_OF_LOAD_1
     rows = [
-        *_chat(CHATS[chat](), CHAT_PER_S * scale, Random(f"{seed}/chat")),
+        *_chat(_recorded(chat, tokens_max=CHATS[chat]), CHAT_PER_S * scale, Random(f"{seed}/chat")),
         *_long(LONG_PER_S * scale, Random(f"{seed}/long")),
         *_batch(round(BULK_JOBS * scale), batch_deadline_s, Random(f"{seed}/batch")),
     ]
@@ -62,7 +59,7 @@ def _chat(trace: Trace, per_s: float, rng: Random) -> list[TraceRow]:
 
 
 def _long(per_s: float, rng: Random) -> list[TraceRow]:
-    trace = _only(read_trace("conversation"), tokens_min=LONG_PROMPT_MIN_TOKENS)
+    trace = _recorded("conversation", tokens_min=LONG_PROMPT_MIN_TOKENS)
     span_s = trace.rows[-1].at_s + trace.quantum_s
     rows = scaled(
         trace.rows,
@@ -76,7 +73,7 @@ def _long(per_s: float, rng: Random) -> list[TraceRow]:
 
 
 def _batch(jobs_a_bulk: int, deadline_s: float, rng: Random) -> list[TraceRow]:
-    lengths = summarisation_lengths()
+    lengths = _recorded_lengths()
     rows: list[TraceRow] = []
     for start_s in BULK_STARTS_S:
         for pair in rng.choices(lengths, k=jobs_a_bulk):
@@ -92,9 +89,14 @@ def _batch(jobs_a_bulk: int, deadline_s: float, rng: Random) -> list[TraceRow]:
     return rows
 
 
-def _only(trace: Trace, *, tokens_min: int = 1, tokens_max: int = 2**31) -> Trace:
-    """The rows with prompts of so many tokens."""
+@cache
+def _recorded(name: str, *, tokens_min: int = 1, tokens_max: int = TOKENS_MAX) -> Trace:
+    """The trace's rows with prompts of so many tokens; read once, for a comparison makes many runs of it."""
+    trace = read_trace(name)
     return replace(trace, rows=[row for row in trace.rows if tokens_min <= row.prompt_tokens <= tokens_max])
+
+
+_recorded_lengths = cache(summarisation_lengths)
 
 
 def _with_output(row: TraceRow) -> TraceRow:
