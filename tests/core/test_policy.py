@@ -8,6 +8,7 @@ from tokenfleet.core.errors import PolicyError
 from tokenfleet.core.policy import newer_policy, parse_policy
 
 SHIPPED = (files("tokenfleet.core") / "default_policy.toml").read_text()
+SHARES = "slomax.controller.classes.chat.share = 0.8\nslomax.controller.classes.{}.share = {}"
 
 
 def test_the_shipped_policy_is_good() -> None:
@@ -33,6 +34,10 @@ def test_the_shipped_policy_is_good() -> None:
         (("[sites.d]", '[sites."d e"]'), "sites: 'd e' is not"),
         (("[tenants.globex]", '[tenants."glo\\u0000bex"]'), "tenants: "),
         (("[models.small-chat]", f'[models."{"m" * 257}"]'), "models: "),
+        (("[tenants.acme]", "[tenants.acme]\nweight = 0"), "weight"),
+        (("revision = 1", "revision = 1\n" + SHARES.format("gold", 0.2)), "no class 'gold'"),
+        (("revision = 1", "revision = 1\n" + SHARES.format("batch", 0.3)), "don't add up to 1"),
+        (("revision = 1", "revision = 1\n" + SHARES.format("batch", 0.01)), "batch: the share is not between"),
     ],
 )
 def test_a_bad_file_is_refused_by_the_name_of_its_key(change: tuple[str, str], named: str) -> None:

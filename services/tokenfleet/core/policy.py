@@ -12,11 +12,16 @@ import msgspec
 from msgspec import Meta, Struct
 
 from tokenfleet.core.errors import PolicyError, UnknownModelError, UnknownSiteError, UnknownTenantError
+from tokenfleet.core.ranges import NonNegative, Positive, Share
+from tokenfleet.core.slomax.terms import (
+    ControllerPolicy,
+    FairPolicy,
+    GatePolicy,
+    ReservePolicy,
+    RetryPolicy,
+    share_problems,
+)
 
-# 1e15: TOML has `inf`, and inf - inf is a cost that compares with nothing; products of two such are still numbers.
-Positive = Annotated[float, Meta(gt=0.0, le=1e15)]
-NonNegative = Annotated[float, Meta(ge=0.0, le=1e15)]
-Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 BlindRule = Literal["power_of_two", "least_requests", "round_robin", "random"]
 Rule = Literal["cost", "power_of_two", "least_requests", "round_robin", "random"]
 
@@ -84,7 +89,7 @@ class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who pays: which classes and models it may use (empty: all), and how much.
 
     `residency` names the rule that binds its requests, empty for none. `requests_per_minute_max` 0 means unlimited;
-    `running_max` bounds its concurrent requests at one site.
+    `running_max` bounds its concurrent requests at one site. `weight` is its part of a contended pool beside others'.
     """
 
     classes: tuple[str, ...] = ()
@@ -93,6 +98,7 @@ class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cross_site: bool = True
     requests_per_minute_max: Annotated[int, Meta(ge=0)] = 0
     running_max: Annotated[int, Meta(ge=0)] = 0
+    weight: Annotated[float, Meta(ge=0.001, le=1000.0)] = 1.0
 
 
 class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -256,6 +262,11 @@ class SloMaxPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     retry_after_max_s: Positive = 30.0
     retry_after_spread: Share = 0.2
     pacing: PacingPolicy = PacingPolicy()
+    fair: FairPolicy = FairPolicy()
+    gate: GatePolicy = GatePolicy()
+    reserve: ReservePolicy = ReservePolicy()
+    controller: ControllerPolicy = ControllerPolicy()
+    retry: RetryPolicy = RetryPolicy()
 
 
 class FleetMindPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -410,4 +421,4 @@ def _dangling(policy: Policy) -> list[str]:
         problems.append(f"shadows: {len(policy.shadows)} of them, at most {SHADOWS_MAX} are asked")
     if policy.default_tenant and policy.default_tenant not in policy.tenants:
         problems.append(f"default_tenant: no tenant {policy.default_tenant!r}")
-    return problems
+    return problems + share_problems(policy.slomax.controller, policy.classes)

@@ -1,0 +1,119 @@
+"""Terms: the tables of the policy file that say how SLOMax shares a pool out. All are starting values."""
+
+from collections.abc import Collection
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from tokenfleet.core.ranges import NonNegative, Positive, Share
+
+
+class FairPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Between tenants of a class (core/slomax/fair.py), and the least that a class gets (core/slomax/floor.py).
+
+    A tenant is at most `credit_max_s` of weighted GPU time ahead of where a newcomer joins, however much it waited or
+    got back. A class that waits gets `floor_share` of the GPU seconds given out before its oldest request has waited
+    for twice `starved_after_s`.
+    """
+
+    credit_max_s: NonNegative = 10.0
+    floor_share: Share = 0.05
+    starved_after_s: Positive = 15.0
+
+
+class GatePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a request is refused because it would be late (core/slomax/feasible.py).
+
+    It passes from a chance of `pass_chance` on, is refused below `reject_chance`, and queues between. `probe_share` of
+    those to be refused run all the same; when more than `false_rejects_max` of `probes_min` or more were in time, the
+    gate only queues, for at least `again_after_s` and until no more than `again_share` of what it would refuse is.
+    """
+
+    pass_chance: Share = 0.5
+    reject_chance: Share = 0.2
+    probe_share: Share = 0.02
+    probes_min: Annotated[int, Meta(ge=1)] = 50
+    false_rejects_max: Share = 0.1
+    again_share: Share = 0.05
+    again_after_s: NonNegative = 600.0
+
+
+class ReservePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What of a pool is kept free for interactive work (core/slomax/reserve.py): between two shares of it.
+
+    Work that is predicted to end within `borrow_max_s` may borrow it.
+    """
+
+    share_min: Share = 0.1
+    share_max: Share = 0.5
+    borrow_max_s: NonNegative = 10.0
+
+
+class ClassShare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A class's part of a pool: `share` to start with and when the controller is off, never outside of [`floor`,
+    `ceiling`]; `target` is the attainment that the controller holds it to."""
+
+    share: Share
+    floor: Share = 0.05
+    ceiling: Share = 0.9
+    target: Share = 0.98
+
+
+class ControllerPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How shares and admission ceiling of a pool follow what was delivered (core/slomax/controller.py).
+
+    `enabled` is the kill switch: off means the static shares and ceiling. `classes` empty: nothing is shared out. One
+    step moves a share by clip(`gain` · e + `gain_sum` · Σe, ± `step_max`), e being target − attainment beyond
+    `dead_band`. `drift_max`: outcomes may take so many times their prediction, or the inverse.
+    """
+
+    enabled: bool = False
+    classes: dict[str, ClassShare] = {}
+    gain: NonNegative = 0.2
+    gain_sum: NonNegative = 0.02
+    step_max: Share = 0.03
+    dead_band: Share = 0.02
+    smoothing: Share = 0.3
+    outcomes_min: Annotated[int, Meta(ge=1)] = 50
+    half_width_max: Share = 0.05
+    ceiling: Share = 0.95
+    ceiling_min: Share = 0.5
+    ceiling_max: Share = 0.95
+    ceiling_cut: Share = 0.9
+    ceiling_step: Share = 0.01
+    waste_max: Share = 0.05
+    reversal_period_s: NonNegative = 60.0
+    drift_max: Positive = 1.5
+    throughput_min: Share = 0.95
+    throughput_windows: Annotated[int, Meta(ge=1)] = 3
+    baseline_s: Positive = 600.0
+    load_tolerance: Share = 0.1
+    reverted_hold_s: NonNegative = 300.0
+
+
+class RetryPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When refused requests may come again, and how often (core/slomax/retry.py).
+
+    A return ticket keeps the place in line for `return_within_s` after its time. A tenant's retry budget grows by
+    `budget_per_request` with each fresh request, up to `budget_max`, and pays 1 for each retry.
+    """
+
+    return_within_s: NonNegative = 10.0
+    budget_per_request: NonNegative = 0.1
+    budget_max: NonNegative = 100.0
+
+
+def share_problems(terms: ControllerPolicy, classes: Collection[str]) -> list[str]:
+    """What can't be in a controller's table of shares: unknown classes, and bounds that no shares could keep."""
+    shares = terms.classes
+    problems = [f"slomax.controller.classes: no class {name!r}" for name in shares if name not in classes]
+    problems += [
+        f"slomax.controller.classes.{name}: the share is not between its floor and its ceiling"
+        for name, each in shares.items()
+        if not each.floor <= each.share <= each.ceiling
+    ]
+    if shares and abs(sum(each.share for each in shares.values()) - 1.0) > 1e-6:
+        problems.append("slomax.controller.classes: the shares don't add up to 1")
+    if not terms.ceiling_min <= terms.ceiling <= terms.ceiling_max:
+        problems.append("slomax.controller: the ceiling is not between its least and its greatest")
+    return problems
