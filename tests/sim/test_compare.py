@@ -14,17 +14,19 @@ from typer.testing import CliRunner
 from tokenfleet.core.errors import PolicyError, SetupError
 from tokenfleet.core.records import CapacityShard
 from tokenfleet.sim import compare as comparing
-from tokenfleet.sim import report as reporting
+from tokenfleet.sim import page as paging
+from tokenfleet.sim import runs as running
 from tokenfleet.sim.baselines.blind import LeastStale
 from tokenfleet.sim.commands import sim_app
-from tokenfleet.sim.compare import BOUNDS, Cell, Job, Requests, Store, cell_of, cells, file_name
+from tokenfleet.sim.compare import BOUNDS, Cell, Job, Requests, cell_of, file_name, routing_runs
 from tokenfleet.sim.compare_command import jobs_of, policies_of, seeds_of
 from tokenfleet.sim.compare_words import percent, seconds
 from tokenfleet.sim.compared import Span, compared, span
 from tokenfleet.sim.measure import Quantiles
+from tokenfleet.sim.page import check_report, write_report
 from tokenfleet.sim.pictures import reuse_of
 from tokenfleet.sim.policies import policy_named
-from tokenfleet.sim.report import check_report, report, write_report
+from tokenfleet.sim.report import report
 from tokenfleet.sim.router import Record
 from tokenfleet.sim.run import RunOptions, run
 from tokenfleet.sim.tuned import GRIDS, grid_of, tried
@@ -96,24 +98,24 @@ def jobs(policies: Iterable[str] = ("a", "b"), seeds: Sequence[int] = (1, 2)) ->
 
 def test_cells_come_in_the_order_of_their_jobs_and_are_told_as_they_are_made(maker: Maker) -> None:
     told: list[tuple[str, int]] = []
-    made = cells(jobs(), Store(None), made=lambda each: told.append((each.policy, each.seed)))
+    made = routing_runs(None).cells(jobs(), made=lambda each: told.append((each.policy, each.seed)))
     assert [(each.policy, each.seed) for each in made] == [("a", 1), ("a", 2), ("b", 1), ("b", 2)] == told == maker.made
 
 
 def test_a_comparison_broken_off_goes_on_where_it_was(maker: Maker, tmp_path: Path) -> None:
     maker.broken_after = 3
     with pytest.raises(KeyboardInterrupt):
-        cells(jobs(), Store(tmp_path))
+        routing_runs(tmp_path).cells(jobs())
     maker.broken_after, maker.made = 10, []
-    assert len(cells(jobs(), Store(tmp_path))) == 4
+    assert len(routing_runs(tmp_path).cells(jobs())) == 4
     assert maker.made == [("b", 2)]
 
 
 def test_a_kept_file_that_is_damaged_is_made_anew(maker: Maker, tmp_path: Path) -> None:
-    cells(jobs(), Store(tmp_path))
+    routing_runs(tmp_path).cells(jobs())
     (tmp_path / file_name(jobs()[0])).write_text("{")
     maker.made = []
-    cells(jobs(), Store(tmp_path))
+    routing_runs(tmp_path).cells(jobs())
     assert maker.made == [("a", 1)]
 
 
@@ -127,7 +129,7 @@ def test_other_options_other_code_and_another_trace_under_the_same_name_are_othe
     names.add(file_name(Job(scenario="s", options=msgspec.structs.replace(job.options, copies=1.5))))
     trace.write_text("2")
     names.add(file_name(job))
-    monkeypatch.setattr(comparing, "code_version", lambda: "another")
+    monkeypatch.setattr(running, "code_version", lambda: "another")
     names.add(file_name(job))
     assert len(names) == 4
     assert all(re.fullmatch(r"s-tokenpilot\.1\.[0-9a-f]{16}\.json", name) for name in names)
@@ -145,25 +147,25 @@ def test_a_real_cell_has_every_request_and_what_reuse_there_was() -> None:
 
 
 def test_a_place_that_cannot_be_written_is_named_and_costs_nothing_kept_before(maker: Maker, tmp_path: Path) -> None:
-    cells(jobs(), Store(tmp_path))
+    routing_runs(tmp_path).cells(jobs())
     kept = sorted(tmp_path.glob("*.json"))
     kept[0].unlink()
     kept[0].mkdir()
     with pytest.raises(SetupError, match="what was kept before is whole"):
-        cells(jobs(), Store(tmp_path))
+        routing_runs(tmp_path).cells(jobs())
     assert all(path.is_file() for path in kept[1:])
 
 
 def test_kept_cells_are_those_that_were_made(tmp_path: Path) -> None:
     job = Job(scenario="s", options=msgspec.structs.replace(SHORT, policy="least_requests"))
-    made = cells([job], Store(tmp_path))
-    assert cells([job], Store(tmp_path)) == made
+    made = routing_runs(tmp_path).cells([job])
+    assert routing_runs(tmp_path).cells([job]) == made
     assert msgspec.structs.asdict(made[0])["policy"] == "least_requests"
 
 
 def test_no_policy_passes_the_bounds() -> None:
     policies = ("least_requests", "sglang", *BOUNDS)
-    made = {each.policy: each for each in cells(jobs_of("s", SHORT, policies, [3]), Store(None))}
+    made = {each.policy: each for each in routing_runs(None).cells(jobs_of("s", SHORT, policies, [3]))}
     pooled, endless = (made[name] for name in BOUNDS)
     for name in ("least_requests", "sglang"):
         for best, bound in ((made[name], pooled), (pooled, endless)):
@@ -177,7 +179,7 @@ def test_no_policy_passes_the_bounds() -> None:
 def test_a_bound_of_no_requests_is_refused_as_a_run_is() -> None:
     nothing = msgspec.structs.replace(SHORT, trace="conversation", copies=0.01, len_s=0.001, warm_s=0.0)
     with pytest.raises(PolicyError, match="no request arrives within"):
-        cells(jobs_of("s", nothing, BOUNDS, [1]), Store(None))
+        routing_runs(None).cells(jobs_of("s", nothing, BOUNDS, [1]))
 
 
 def test_a_scenario_s_memory_and_scrapes_reach_engines_bounds_and_gateways() -> None:
@@ -192,7 +194,9 @@ def test_a_scenario_s_memory_and_scrapes_reach_engines_bounds_and_gateways() -> 
     assert {round(later - earlier, 6) for earlier, later in pairwise(scraped[1:])} == {2.0}  # after what it starts from
     longer = msgspec.structs.replace(SHORT, copies=2.0, instances=4, len_s=60.0)
     small, large = (
-        cells(jobs_of("s", msgspec.structs.replace(longer, kv_blocks=blocks), ["sglang", BOUNDS[0]], [1]), Store(None))
+        routing_runs(None).cells(
+            jobs_of("s", msgspec.structs.replace(longer, kv_blocks=blocks), ["sglang", BOUNDS[0]], [1])
+        )
         for blocks in (400, 4_000)
     )
     assert all(few.hit_ratio < many.hit_ratio for few, many in zip(small, large, strict=True))
@@ -200,7 +204,7 @@ def test_a_scenario_s_memory_and_scrapes_reach_engines_bounds_and_gateways() -> 
 
 def test_processes_make_the_same_cells() -> None:
     two = jobs_of("s", msgspec.structs.replace(SHORT, len_s=8.0), BOUNDS, [1])
-    assert cells(two, Store(None), processes=2) == cells(two, Store(None))
+    assert routing_runs(None).cells(two, processes=2) == routing_runs(None).cells(two)
 
 
 def test_changes_are_taken_seed_by_seed_and_the_worst_is_the_least_gain() -> None:
@@ -281,7 +285,7 @@ def test_the_page_is_whole_in_itself_and_escapes_what_it_is_told() -> None:
 def test_without_matplotlib_the_remedy_is_told_before_anything_runs(
     maker: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reporting, "find_spec", lambda name: None)
+    monkeypatch.setattr(paging, "find_spec", lambda name: None)
     with pytest.raises(SetupError, match=re.escape("tokenfleet[report]")):
         check_report(Path("x.html"))
     result = CliRunner().invoke(sim_app, ["compare", "--html", "x.html", "--seeds", "1"])
@@ -305,16 +309,15 @@ def test_the_figures_are_printed_though_the_page_can_t_be_written(
     def full(*args: object) -> None:
         raise SetupError("--html r.html: No space left on device")
 
-    monkeypatch.setattr(reporting, "write_report", full)
+    monkeypatch.setattr(paging, "write_report", full)
     result = CliRunner().invoke(sim_app, ["compare", "reuse", "--seeds", "1", "--html", "r.html", *how])
     assert isinstance(result.exception, SetupError)
     assert "tokenpilot" in result.stdout
 
 
 def test_a_page_that_can_t_be_written_is_told_with_its_place(tmp_path: Path) -> None:
-    made = [cell("base", 1)]
     with pytest.raises(SetupError, match="folder that exists"):
-        write_report(tmp_path / "no" / "r.html", [compared(made, scenario="s", baseline="base")], made)
+        write_report(tmp_path / "no" / "r.html", "page")
 
 
 def test_the_command_prints_one_object(maker: Maker) -> None:

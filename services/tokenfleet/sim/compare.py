@@ -1,28 +1,18 @@
-"""Compare: many runs, policy by policy and seed by seed, kept in a folder so that a broken-off comparison goes on.
+"""Compare: many routing runs, policy by policy and seed by seed; a cell is one policy on one seed of one scenario."""
 
-A cell is one policy on one seed of one scenario. Its file is named after all that decides it: the options and the code
-of core and simulator. So a changed rule or engine is run again and nothing else is.
-"""
-
-import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import cache
-from importlib.resources import files
-from importlib.resources.abc import Traversable
-from multiprocessing import get_context
+from collections.abc import Sequence
 from pathlib import Path
 from time import process_time
 
 import msgspec
 from msgspec import Struct
 
-from tokenfleet.core.errors import SetupError
 from tokenfleet.sim.bounds import bounded
 from tokenfleet.sim.measure import InstanceLoad, Quantiles, figures_of, quantiles
 from tokenfleet.sim.policies import policy_named
 from tokenfleet.sim.profiles import Profile, load_profile
 from tokenfleet.sim.run import RunOptions, rows_of, run, trace_of, window
+from tokenfleet.sim.runs import Runs, named_by
 from tokenfleet.sim.served import Served
 from tokenfleet.sim.watch import Reuse, Watch
 
@@ -83,111 +73,22 @@ def cell_of(job: Job) -> Cell:
     return _bound(job) if job.options.policy in BOUNDS else _routed(job)
 
 
-class Store:
-    """Cells in a folder; without one, nothing is kept."""
-
-    def __init__(self, folder: Path | None) -> None:
-        """Raises SetupError if the folder can't be made."""
-        self._folder = folder
-        if folder is not None:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise SetupError(f"--keep {folder}: {error.strerror or error}; name a folder") from error
-
-    def get(self, job: Job) -> Cell | None:
-        """The cell if it was made with the same options and code. One that can't be read is made anew."""
-        if self._folder is None:
-            return None
-        try:
-            return msgspec.json.decode((self._folder / file_name(job)).read_bytes(), type=Cell)
-        except (OSError, msgspec.DecodeError):
-            return None
-
-    def put(self, job: Job, cell: Cell) -> None:
-        """Keep it; a reader sees the whole file or none. Raises SetupError if it can't be written."""
-        if self._folder is None:
-            return
-        path = self._folder / file_name(job)
-        begun = path.with_suffix(".begun")
-        try:
-            begun.write_bytes(msgspec.json.encode(cell))
-            begun.replace(path)
-        except OSError as error:
-            raise SetupError(f"--keep {path}: {error.strerror or error}; what was kept before is whole") from error
-
-
-def cells(
-    jobs: Sequence[Job], store: Store, *, processes: int = 1, made: Callable[[Cell], None] | None = None
-) -> list[Cell]:
-    """The cells of all jobs in their order, made where they are not kept. `made` is told of each as it is there."""
-    found = [store.get(job) for job in jobs]
-    tell = made or _nobody
-    for cell in found:
-        if cell is not None:
-            tell(cell)
-    missing = [place for place, cell in enumerate(found) if cell is None]
-    for place, cell in _made(jobs, missing, processes):
-        store.put(jobs[place], cell)
-        found[place] = cell
-        tell(cell)
-    return [cell for cell in found if cell is not None]
+def routing_runs(folder: Path | None) -> Runs[Job, Cell]:
+    """Raises SetupError if the folder can't be made."""
+    return Runs(folder, kind=Cell, make=cell_of, name=file_name)
 
 
 def file_name(job: Job) -> str:
     """Readable in front, then what tells it from all others."""
     options = msgspec.structs.replace(job.options, make_router=None)
-    digest = hashlib.sha256(msgspec.json.encode(options) + _trace_bytes(options.trace) + code_version().encode())
-    words = "".join(letter if letter.isalnum() else "-" for letter in f"{job.scenario}.{options.policy}")
-    return f"{words}.{options.seed}.{digest.hexdigest()[:16]}.json"
-
-
-@cache
-def code_version() -> str:
-    """A digest of the sources that a run consists of: core and simulator, without what only shows results."""
-    digest = hashlib.sha256()
-    for package in ("core", "sim"):
-        for name, content in _sources(files("tokenfleet") / package, package):
-            digest.update(name.encode() + b"\0" + content + b"\0")
-    return digest.hexdigest()
-
-
-SHOWING = frozenset(
-    {"words", "commands", "compared", "compare_words", "compare_command", "report", "pictures", "tuned"}
-)
-
-
-def _sources(folder: Traversable, path: str) -> Iterable[tuple[str, bytes]]:
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        stem, _, suffix = entry.name.rpartition(".")
-        if entry.is_dir():
-            yield from _sources(entry, f"{path}/{entry.name}")
-        elif suffix in ("py", "toml", "xz") and not (path == "sim" and stem in SHOWING):
-            yield f"{path}/{entry.name}", entry.read_bytes()
+    words = f"{job.scenario}.{options.policy}"
+    return named_by(words, options.seed, msgspec.json.encode(options), _trace_bytes(options.trace))
 
 
 def _trace_bytes(trace: str) -> bytes:
     """A trace of the user's own may change under its name; the shipped ones are part of the code."""
     path = Path(trace)
     return path.read_bytes() if path.is_file() else b""
-
-
-def _made(jobs: Sequence[Job], places: Sequence[int], processes: int) -> Iterable[tuple[int, Cell]]:
-    if processes <= 1 or len(places) <= 1:
-        for place in places:
-            yield place, cell_of(jobs[place])
-        return
-    with ProcessPoolExecutor(min(processes, len(places)), mp_context=get_context("spawn")) as pool:
-        coming = {pool.submit(cell_of, jobs[place]): place for place in places}
-        try:
-            for future in as_completed(coming):
-                yield coming[future], future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _nobody(cell: Cell) -> None:
-    del cell
 
 
 def _routed(job: Job) -> Cell:

@@ -50,11 +50,12 @@ def compare(
     import msgspec
     from rich.console import Console
 
-    from tokenfleet.sim.compare import BOUNDS, Store, cells
+    from tokenfleet.sim.compare import BOUNDS, routing_runs
     from tokenfleet.sim.compare_words import cells_bar, compared_table, grid_table, markdown
     from tokenfleet.sim.compared import compared
+    from tokenfleet.sim.page import check_report, write_report
     from tokenfleet.sim.policies import policy_named
-    from tokenfleet.sim.report import check_report, write_report
+    from tokenfleet.sim.report import report
     from tokenfleet.sim.scenarios import options_of
 
     changes: dict[str, object] = {
@@ -78,11 +79,11 @@ def compare(
     run_seeds, grid_seeds = seeds_of("--seeds", seeds), seeds_of("--tune-seeds", tune_seeds)
     if html is not None:
         check_report(html)
-    store = Store(keep)
+    runs = routing_runs(keep)
 
     def make(wanted: Sequence["Job"]) -> list["Cell"]:
         with cells_bar(len(wanted)) as made:
-            return cells(wanted, store, processes=jobs, made=made)
+            return runs.cells(wanted, processes=jobs, made=made)
 
     grids: dict[str, dict[str, tuple[Tried, ...]]] = {}
     every: list[Cell] = []
@@ -106,7 +107,7 @@ def compare(
                 console.print(grid_table(table.scenario, grids[table.scenario], grid_seeds))
             console.print(compared_table(table, columns=console.width))
     if html is not None:  # last: a full disk costs the page, not the figures
-        write_report(html, tables, every, grids)
+        write_report(html, report(tables, every, grids))
 
 
 def _tune(

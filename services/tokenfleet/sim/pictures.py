@@ -1,33 +1,16 @@
 """Pictures: one scenario's runs drawn as SVG texts, by matplotlib (the extra `report`)."""
 
 from collections.abc import Iterable, Sequence
-from io import StringIO
 from statistics import fmean, median
 from typing import TypedDict
 
 from matplotlib import rc_context
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tokenfleet.sim.compare import BOUNDS, Cell
+from tokenfleet.sim.drawing import OWN, STYLE, WIDTH, sheet, svg
 from tokenfleet.sim.measure import late_s
 
-STYLE = {
-    "svg.fonttype": "none",  # text stays text: searchable, and a third of the size
-    "svg.hashsalt": "tokenfleet",  # else ids are drawn anew each time
-    "font.family": ["sans-serif"],
-    "font.size": 9.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e4e7eb",
-    "grid.linewidth": 0.6,
-    "axes.edgecolor": "#9aa5b1",
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "lines.linewidth": 1.3,
-}
-OWN = "#0b3d91"
 COLOURS = {  # blind rules pale, peers strong
     "tokenpilot": OWN,
     "round_robin": "#f2a65a",
@@ -40,14 +23,13 @@ COLOURS = {  # blind rules pale, peers strong
     "llmd": "#00a6c0",
 }
 BOUND = "#9aa5b1"
-WIDTH = 9.4  # inches, as wide as the page
 BIN_S = 20.0  # of the timelines
 CURVE_POINTS = 250  # of a distribution: finer than a pixel
 
 
 def waits(cells: Sequence[Cell]) -> str:
     """The share of measured requests that had their first token within so many seconds, all seeds together."""
-    figure, axes = _sheet(width=WIDTH, height=3.9)
+    figure, axes = sheet(width=WIDTH, height=3.9)
     for policy, its in by_policy(cells).items():
         times = sorted(time for cell in its for time in measured_s(cell))
         steps = range(0, len(times), max(1, len(times) // CURVE_POINTS))
@@ -57,7 +39,7 @@ def waits(cells: Sequence[Cell]) -> str:
     axes.set_xlabel("seconds to the first token")
     axes.set_ylabel("share of requests")
     axes.set_ylim(0.0, 1.0)
-    return _svg(figure, axes)
+    return svg(figure, axes)
 
 
 def timelines(cells: Sequence[Cell]) -> str:
@@ -76,13 +58,13 @@ def timelines(cells: Sequence[Cell]) -> str:
     upper.set_ylabel(f"median TTFT, s, of {BIN_S:.0f} s")
     lower.set_ylabel("requests without first token, mean")
     lower.set_xlabel(f"seconds (seed {first[0].seed}; grey: warm-up, not measured)")
-    return _svg(figure, upper)
+    return svg(figure, upper)
 
 
 def instance_loads(cells: Sequence[Cell]) -> str:
     """Prefill seconds a second of each instance, one dot an instance, one seed."""
     its = [cell for cell in first_seed(cells) if cell.loads]
-    figure, axes = _sheet(width=WIDTH, height=0.32 * len(its) + 0.9)
+    figure, axes = sheet(width=WIDTH, height=0.32 * len(its) + 0.9)
     for place, cell in enumerate(its):
         busy = [load.prefill_s / cell.len_s for load in cell.loads]
         colour = _colour(cell.policy)
@@ -92,14 +74,14 @@ def instance_loads(cells: Sequence[Cell]) -> str:
     axes.invert_yaxis()
     axes.set_xlim(left=0.0)
     axes.set_xlabel("seconds of prefill a second, by instance")
-    return _svg(figure, None)
+    return svg(figure, None)
 
 
 def reuse(cells: Sequence[Cell]) -> str:
     """Shares of the prompt tokens: cached on some instance, on the chosen one, and found by the engine; all seeds."""
     by_name = by_policy(cells)
     names = [name for name in by_name if name not in BOUNDS]
-    figure, axes = _sheet(width=WIDTH, height=0.42 * len(names) + 1.1)
+    figure, axes = sheet(width=WIDTH, height=0.42 * len(names) + 1.1)
     for place, name in enumerate(names):
         for row, (label, colour) in enumerate(REUSE.items()):
             share = fmean(reuse_of(cell)[row] for cell in by_name[name])
@@ -111,7 +93,7 @@ def reuse(cells: Sequence[Cell]) -> str:
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set_xlabel("share of prompt tokens")
-    return _svg(figure, axes)
+    return svg(figure, axes)
 
 
 REUSE = {
@@ -195,19 +177,6 @@ def _look(policy: str) -> _Look:
 def _colour(policy: str) -> str:
     """A variant has its policy's colour."""
     return COLOURS.get(policy.partition(":")[0], "#52606d")
-
-
-def _sheet(*, width: float, height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots()
-
-
-def _svg(figure: Figure, legend_of: Axes | None) -> str:
-    if legend_of is not None:
-        figure.legend(*legend_of.get_legend_handles_labels(), loc="outside right upper", fontsize=8.0)
-    text = StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    return text.getvalue()[text.getvalue().index("<svg") :]
 
 
 def drawn(cells: Sequence[Cell]) -> dict[str, str]:

@@ -1,0 +1,135 @@
+"""Runs: those of a comparison, kept in a folder so that one that was broken off goes on.
+
+A job is one run to make, a cell what is kept of it. A cell's file is named after all that decides it: the options and
+the code of core and simulator. So a changed rule or engine is run again and nothing else is.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+
+from tokenfleet.core.errors import SetupError
+
+Job = TypeVar("Job")
+Cell = TypeVar("Cell", bound=msgspec.Struct)
+
+
+class Runs(Generic[Job, Cell]):
+    """Makes and keeps the cells of one kind of job.
+
+    `make` can be sent to another process, `name` gives a job's file; without a folder nothing is kept.
+    """
+
+    def __init__(
+        self, folder: Path | None, *, kind: type[Cell], make: Callable[[Job], Cell], name: Callable[[Job], str]
+    ) -> None:
+        """Raises SetupError if the folder can't be made."""
+        self._folder = folder
+        self._kind = kind
+        self._make = make
+        self._name = name
+        if folder is not None:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise SetupError(f"--keep {folder}: {error.strerror or error}; name a folder") from error
+
+    def cells(
+        self, jobs: Sequence[Job], *, processes: int = 1, made: Callable[[Cell], None] | None = None
+    ) -> list[Cell]:
+        """The cells of all jobs in their order, made where they are not kept. `made` is told of each as it is there.
+
+        Raises SetupError if one can't be kept.
+        """
+        found = [self._kept(job) for job in jobs]
+        tell = made or _nobody
+        for cell in found:
+            if cell is not None:
+                tell(cell)
+        missing = [place for place, cell in enumerate(found) if cell is None]
+        for place, cell in self._made(jobs, missing, processes):
+            self._keep(jobs[place], cell)
+            found[place] = cell
+            tell(cell)
+        return [cell for cell in found if cell is not None]
+
+    def _kept(self, job: Job) -> Cell | None:
+        """One that can't be read is made anew."""
+        if self._folder is None:
+            return None
+        try:
+            return msgspec.json.decode((self._folder / self._name(job)).read_bytes(), type=self._kind)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def _keep(self, job: Job, cell: Cell) -> None:
+        """A reader sees the whole file or none."""
+        if self._folder is None:
+            return
+        path = self._folder / self._name(job)
+        begun = path.with_suffix(".begun")
+        try:
+            begun.write_bytes(msgspec.json.encode(cell))
+            begun.replace(path)
+        except OSError as error:
+            raise SetupError(f"--keep {path}: {error.strerror or error}; what was kept before is whole") from error
+
+    def _made(self, jobs: Sequence[Job], places: Sequence[int], processes: int) -> Iterable[tuple[int, Cell]]:
+        if processes <= 1 or len(places) <= 1:
+            for place in places:
+                yield place, self._make(jobs[place])
+            return
+        with ProcessPoolExecutor(min(processes, len(places)), mp_context=get_context("spawn")) as pool:
+            coming = {pool.submit(self._make, jobs[place]): place for place in places}
+            try:
+                for future in as_completed(coming):
+                    yield coming[future], future.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+
+def named_by(words: str, seed: int, *decides: bytes) -> str:
+    """A file's name: readable in front, then a digest of all that `decides` the run, the code included."""
+    digest = hashlib.sha256(b"".join(decides) + code_version().encode())
+    readable = "".join(letter if letter.isalnum() else "-" for letter in words)
+    return f"{readable}.{seed}.{digest.hexdigest()[:16]}.json"
+
+
+@cache
+def code_version() -> str:
+    """A digest of the sources that a run consists of: core and simulator, without what only shows results."""
+    digest = hashlib.sha256()
+    for package in ("core", "sim"):
+        for name, content in _sources(files("tokenfleet") / package, package):
+            digest.update(name.encode() + b"\0" + content + b"\0")
+    return digest.hexdigest()
+
+
+# What only shows results, under the same names for every kind of run.
+SHOWING = frozenset(
+    {
+        *("words", "command", "commands", "compared", "compare_words", "compare_command"),
+        *("report", "page", "pictures", "drawing", "tuned"),
+    }
+)
+
+
+def _sources(folder: Traversable, path: str) -> Iterable[tuple[str, bytes]]:
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        stem, _, suffix = entry.name.rpartition(".")
+        if entry.is_dir():
+            yield from _sources(entry, f"{path}/{entry.name}")
+        elif suffix in ("py", "toml", "xz") and not (path.startswith("sim") and stem in SHOWING):
+            yield f"{path}/{entry.name}", entry.read_bytes()
+
+
+def _nobody(cell: object) -> None:
+    del cell
