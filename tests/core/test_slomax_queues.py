@@ -14,22 +14,16 @@ from tests.core.fleets import Town, asked
 from tokenfleet.core.asked import ROUTE, Decided, Ids
 from tokenfleet.core.columns import Labels
 from tokenfleet.core.decision import Decision
-from tokenfleet.core.policy import ClassQueue, PacingPolicy
+from tokenfleet.core.policy import PacingPolicy
 from tokenfleet.core.schedule import released, withdrawn
 from tokenfleet.core.slomax.allowance import Allowance
 from tokenfleet.core.slomax.iterations import Iterations
 from tokenfleet.core.slomax.queues import Line
 from tokenfleet.core.slomax.quota import Charge
 from tokenfleet.core.tokenpilot.held import Waiting
+from tokenfleet.sim.mixed.service_levels import QUEUES
 
 NUMBERS = count(1_000)
-QUEUES = {
-    "chat": ClassQueue(role="guarded"),
-    "long": ClassQueue(
-        role="reserving", backlog_max_s=0.3, prefills_max=1, gate_share=0.9, steer_from_share=0.0, per_guarded_s=0.01
-    ),
-    "batch": ClassQueue(role="filling", backlog_max_s=0.05, gate_share=0.92, steer_from_share=0.0),
-}
 PACED = PacingPolicy(enabled=True)
 
 

@@ -51,10 +51,10 @@ class ClassQueue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prefills_max: Annotated[int, Meta(ge=0)] = 0
     gate_share: NonNegative = 1.0
     steer_weight: NonNegative = 8.0
-    steer_from_share: NonNegative = 0.58
+    steer_from_share: NonNegative = 0.0
     per_guarded_s: NonNegative = 0.0
-    per_decode_s: NonNegative = 0.001
-    per_prefill_s: NonNegative = 0.05
+    per_decode_s: NonNegative = 0.0
+    per_prefill_s: NonNegative = 0.0
 
 
 class RequestClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -15,7 +15,7 @@ from tokenfleet.sim.traces.scale import scaled
 
 LEN_S = 600.0
 INSTANCES_OF_LOAD_1 = 4  # that the rates below are for
-CHAT_PER_S = 20.0
+CHAT_PER_S = 20.0  # of USUAL_CHAT
 LONG_PER_S = 0.75
 BULK_JOBS = 720
 LONG_PROMPT_MIN_TOKENS = 16_384
@@ -28,24 +28,40 @@ STREAM_ENDS_MIN_S = 480.0  # a chat trace that would be used up earlier is laid 
 
 # Traces that can be the chat stream, and the longest prompt that is taken of each for chat.
 CHATS = {"azure-conv": TOKENS_MAX, "azure-code": TOKENS_MAX, "conversation": 8_191}
+USUAL_CHAT = "azure-conv"
 
 
 def workload(*, load: float, instances: int, seed: int, chat: str, batch_deadline_s: float) -> list[TraceRow]:
     """The requests of [0, LEN_S) by arrival; load 1 is what the fleet can just serve.
 
     The seed moves long and batch; the chat stream has its own timestamps, sped up to a mean rate over the whole of it,
-    and ends when it is used up. Raises PolicyError for an unknown chat stream.
+    and ends when it is used up. Every stream brings as many prompt tokens a second as the usual one.
+    Raises PolicyError for an unknown chat stream.
     """
     if chat not in CHATS:
         raise PolicyError(f"--chat {chat!r}: there is {listed(CHATS)}")
     scale = load * instances / INSTANCES_OF_LOAD_1
     rows = [
-        *_chat(_recorded(chat, tokens_max=CHATS[chat]), CHAT_PER_S * scale, Random(f"{seed}/chat")),
+        *_chat(_chat_stream(chat), _chat_per_s(chat) * scale, Random(f"{seed}/chat")),
         *_long(LONG_PER_S * scale, Random(f"{seed}/long")),
         *_batch(round(BULK_JOBS * scale), batch_deadline_s, Random(f"{seed}/batch")),
     ]
     within = [_with_output(row) for row in rows if row.at_s < LEN_S]
     return sorted(within, key=lambda row: row.at_s)
+
+
+def _chat_stream(chat: str) -> Trace:
+    return _recorded(chat, tokens_max=CHATS[chat])
+
+
+def _chat_per_s(chat: str) -> float:
+    """The stream's rate at load 1."""
+    usual, its = _chat_stream(USUAL_CHAT), _chat_stream(chat)
+    return CHAT_PER_S * _mean_prompt_tokens(usual) / _mean_prompt_tokens(its)
+
+
+def _mean_prompt_tokens(trace: Trace) -> float:
+    return sum(row.prompt_tokens for row in trace.rows) / len(trace.rows)
 
 
 def _chat(trace: Trace, per_s: float, rng: Random) -> list[TraceRow]:
