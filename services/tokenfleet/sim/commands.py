@@ -3,21 +3,39 @@
 from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
 
 from tokenfleet.sim.compare_command import compare
 from tokenfleet.sim.fit_command import fit_profile
 from tokenfleet.sim.fleet_options import Copies, EventDelay, Gateways, Instances, Length, ProfileName, Trace, Warm
 from tokenfleet.sim.mixed.command import run_mixed
+from tokenfleet.sim.mixed.compare_command import compare_mixed
 
-sim_app = typer.Typer(no_args_is_help=True, help="The fleet simulator: routing policies on recorded traces.")
+ROUTING = "routing"
+
+
+class RoutingUnlessNamed(TyperGroup):
+    """Of two kinds of comparison that of routing need not be named: its arguments are names of scenarios."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        named = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, args if named else [ROUTING, *args])
+
+
+sim_app = typer.Typer(
+    no_args_is_help=True, help="The fleet simulator: routing policies and designs on recorded traces."
+)
 run_app = typer.Typer(no_args_is_help=True, help="Run one simulation and print what came of it.")
 sim_app.add_typer(run_app, name="run")
+compare_app = typer.Typer(cls=RoutingUnlessNamed, help="Compare routing policies (the usual), or mixed designs.")
+sim_app.add_typer(compare_app, name="compare")
 run_app.command("mixed")(run_mixed)
 sim_app.command("fit")(fit_profile)
-sim_app.command("compare")(compare)
+compare_app.command(ROUTING)(compare)
+compare_app.command("mixed")(compare_mixed)
 
 
-@run_app.command("routing")
+@run_app.command(ROUTING)
 def run_routing(
     trace: Trace = None,
     copies: Copies = None,

@@ -67,6 +67,10 @@ class Cell(Struct, frozen=True, kw_only=True):
     loads: tuple[InstanceLoad, ...]
     requests: Requests
 
+    @property
+    def label(self) -> str:
+        return f"{self.scenario}, {self.policy}, seed {self.seed}"
+
 
 def cell_of(job: Job) -> Cell:
     """Make one run. Raises PolicyError as run does."""

@@ -51,12 +51,13 @@ def compare(
     from rich.console import Console
 
     from tokenfleet.sim.compare import BOUNDS, routing_runs
-    from tokenfleet.sim.compare_words import cells_bar, compared_table, grid_table, markdown
+    from tokenfleet.sim.compare_words import compared_table, grid_table, markdown
     from tokenfleet.sim.compared import compared
     from tokenfleet.sim.page import check_report, write_report
     from tokenfleet.sim.policies import policy_named
     from tokenfleet.sim.report import report
     from tokenfleet.sim.scenarios import options_of
+    from tokenfleet.sim.words import runs_bar
 
     changes: dict[str, object] = {
         "trace": trace,
@@ -82,7 +83,7 @@ def compare(
     runs = routing_runs(keep)
 
     def make(wanted: Sequence["Job"]) -> list["Cell"]:
-        with cells_bar(len(wanted)) as made:
+        with runs_bar(len(wanted)) as made:
             return runs.cells(wanted, processes=jobs, made=made)
 
     grids: dict[str, dict[str, tuple[Tried, ...]]] = {}

@@ -1,35 +1,15 @@
 """Compare words: a comparison as people read it in a terminal."""
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tokenfleet.sim.compare import BOUNDS, Cell
+from tokenfleet.sim.compare import BOUNDS
 from tokenfleet.sim.compared import Compared, Line, Span
 from tokenfleet.sim.tuned import Tried
 
 POINTS_SHOWN = 3  # of each grid
-
-
-@contextmanager
-def cells_bar(total: int) -> Generator[Callable[[Cell], None] | None]:
-    """Takes each cell and shows how many there are on standard error; None where that is no terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("runs", total=total)
-
-        def made(cell: Cell) -> None:
-            bar.update(task, advance=1, description=f"{cell.scenario}, {cell.policy}, seed {cell.seed}")
-
-        yield made
 
 
 def compared_table(of: Compared, *, columns: int) -> Table:
@@ -54,15 +34,16 @@ def compared_table(of: Compared, *, columns: int) -> Table:
 
 def markdown(of: Compared, tried: Mapping[str, Sequence[Tried]], tune_seeds: Sequence[int]) -> str:
     """The same table for a document, and which point of each peer's grid won."""
-    lines = [f"**{of.scenario}**: {about(of)}.", "", _marked(("policy", *HEADINGS)), "|---|" + "--:|" * len(HEADINGS)]
-    lines += [_marked((line.policy, *texts(line))) for line in of.lines]
+    lines = [f"**{of.scenario}**: {about(of)}.", "", marked(("policy", *HEADINGS)), "|---|" + "--:|" * len(HEADINGS)]
+    lines += [marked((line.policy, *texts(line))) for line in of.lines]
     if tried:
         won = ", ".join(f"`{points[0].policy}` (of {len(points)})" for points in tried.values())
         lines += ["", f"Tuned on seeds {', '.join(str(seed) for seed in tune_seeds)}: {won}."]
     return "\n".join(lines)
 
 
-def _marked(cells: Sequence[str]) -> str:
+def marked(cells: Sequence[str]) -> str:
+    """A row of a table in a document."""
     return f"| {' | '.join(cells)} |"
 
 
@@ -97,12 +78,12 @@ def texts(line: Line) -> tuple[str, ...]:
 
 def seconds(span: Span, *, scale: float = 1.0) -> str:
     """Three significant digits; `never` where too many were lost."""
-    return _spanned(span, lambda value: _digits(value * scale))
+    return spanned(span, lambda value: _digits(value * scale))
 
 
 def percent(span: Span) -> str:
     """A share as a signed percentage, three digits."""
-    return _spanned(span, lambda value: f"{100 * value:+.{0 if abs(value) >= 1 else 1}f}")
+    return spanned(span, lambda value: f"{100 * value:+.{0 if abs(value) >= 1 else 1}f}")
 
 
 def grid_table(scenario: str, tried: Mapping[str, Sequence[Tried]], seeds: Sequence[int]) -> Table:
@@ -121,7 +102,8 @@ def grid_table(scenario: str, tried: Mapping[str, Sequence[Tried]], seeds: Seque
     return table
 
 
-def _spanned(span: Span, words: Callable[[float], str]) -> str:
+def spanned(span: Span, words: Callable[[float], str]) -> str:
+    """Mean, and the worst seed in brackets where it differs."""
     mean, worst = ("never" if value is None else words(value) for value in (span.mean, span.worst))
     return mean if mean == worst else f"{mean} ({worst})"
 

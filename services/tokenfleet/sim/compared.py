@@ -11,7 +11,8 @@ from tokenfleet.sim.measure import late_s
 
 
 class Span(Struct, frozen=True, kw_only=True):
-    """A figure over several seeds; `worst` is its greatest value. None where so many requests were lost."""
+    """A figure over several seeds; of what is the better the greater, the `worst` is the least. None where so many
+    requests were lost."""
 
     mean: float | None
     worst: float | None
@@ -67,10 +68,10 @@ def compared(cells: Sequence[Cell], *, scenario: str, baseline: str) -> Compared
     )
 
 
-def span(values: Iterable[float]) -> Span:
+def span(values: Iterable[float], *, worst: Callable[[Iterable[float]], float] = max) -> Span:
     """Mean and worst; None for infinity."""
     all_values = list(values)
-    return Span(mean=_finite(fsum(all_values) / len(all_values)), worst=_finite(max(all_values)))
+    return Span(mean=_finite(fsum(all_values) / len(all_values)), worst=_finite(worst(all_values)))
 
 
 def _line(cells: Sequence[Cell], policy: str, against: dict[int, Cell]) -> Line:

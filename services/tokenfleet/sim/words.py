@@ -2,13 +2,21 @@
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import Protocol
 
 from rich.console import Console, Group
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from tokenfleet.sim.measure import Quantiles, Result
+
+
+class Labelled(Protocol):
+    """A run of a comparison that can say which it is."""
+
+    @property
+    def label(self) -> str: ...
 
 
 @contextmanager
@@ -27,6 +35,19 @@ def progress_bar(what: str, *, total_s: float) -> Generator[Callable[[float], No
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=total_s)
         yield lambda now_s: bar.update(task, completed=min(now_s, total_s))
+
+
+@contextmanager
+def runs_bar(total: int) -> Generator[Callable[[Labelled], None] | None]:
+    """Takes each run as it is made and shows how many there are on standard error; None where that is no terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("runs", total=total)
+        yield lambda made: bar.update(task, advance=1, description=made.label)
 
 
 def result_words(result: Result) -> Group:

@@ -1,10 +1,13 @@
 """The command `sim run mixed`: three classes on one simulated cluster."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tokenfleet.sim.fleet_options import EventDelay, Gateways, Instances, ProfileName
+
+if TYPE_CHECKING:
+    from tokenfleet.sim.mixed.run import MixedOptions
 
 Load = Annotated[float | None, typer.Option(help="1 is what the fleet can just serve. {0.9}")]
 Chat = Annotated[str | None, typer.Option(help="Chat stream: azure-conv, azure-code or conversation. {azure-conv}")]
@@ -40,28 +43,36 @@ def run_mixed(
     import msgspec
     from rich.console import Console
 
-    from tokenfleet.sim.mixed.run import MixedOptions, run_mixed
+    from tokenfleet.sim.mixed.run import run_mixed
     from tokenfleet.sim.mixed.words import result_words
     from tokenfleet.sim.mixed.workload import LEN_S
     from tokenfleet.sim.words import progress_bar
 
-    given = {
-        "instances": instances,
-        "load": load,
-        "design": design,
-        "chat": chat,
-        "gateways": gateways,
-        "event_delay_s": event_delay,
-        "outcome_delay_s": outcome_delay,
-        "profile": profile,
-        "seed": seed,
-        "learning": learn or None,
-        "prior_factor": prior_factor,
-    }
-    options = MixedOptions(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    options = options_of(
+        instances=instances,
+        load=load,
+        design=design,
+        chat=chat,
+        gateways=gateways,
+        event_delay_s=event_delay,
+        outcome_delay_s=outcome_delay,
+        profile=profile,
+        seed=seed,
+        learning=learn or None,
+        prior_factor=prior_factor,
+    )
     with progress_bar(f"{options.design}, seed {seed}", total_s=LEN_S) as progress:
         result = run_mixed(options, cpu_s=process_time, progress=progress).result
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
     else:
         Console().print(result_words(result))
+
+
+def options_of(**given: object) -> "MixedOptions":
+    """The usual options with those changed that are given, None counting as not."""
+    from msgspec.structs import replace
+
+    from tokenfleet.sim.mixed.run import MixedOptions
+
+    return replace(MixedOptions(), **{name: value for name, value in given.items() if value is not None})

@@ -53,9 +53,10 @@ class MixedOptions(Struct, frozen=True, kw_only=True):
 
 
 class MixedRun(Struct, frozen=True, kw_only=True):
-    """A run's figures, its accounts by window, and all of its requests in the order of arrival."""
+    """A run's figures, its engines, its accounts by window, and all of its requests in the order of arrival."""
 
     result: Result
+    profile: Profile
     accounts: Accounts
     served: list[Served]
 
@@ -96,7 +97,7 @@ def run_mixed(
     spent_s = cpu_s() - began_s
     accounts = Accounts(served, policy)
     result = _result(options, served, accounts, profile, policy, spent_s=spent_s)
-    return MixedRun(result=result, accounts=accounts, served=served)
+    return MixedRun(result=result, profile=profile, accounts=accounts, served=served)
 
 
 def _refuse_impossible(options: MixedOptions) -> None:
