@@ -102,6 +102,10 @@ class Ledger:
         known = self._decisions.get(decision)
         return known is not None and known.ended
 
+    def heard_of(self, request: str, attempt: int) -> bool:
+        """Whether any placement of the attempt was heard of, ended or not, as long as that is remembered."""
+        return (request, attempt) in self._calls
+
     def has_first_token(self, decision: str) -> bool:
         """Whether its first token was heard of, as long as that is remembered."""
         known = self._decisions.get(decision)

@@ -1,0 +1,195 @@
+"""The shard under kills, pauses, zombies, delays, copies, drift and cuts: what it promises holds at every step.
+
+The log is simulated: the order of appends is the truth. Any replica may be told that it owns the partition at any time
+and keep believing it; a paused one goes on from where it was, whatever has happened meanwhile.
+"""
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tests.core.shards import Replica, World
+
+NAMES = st.sampled_from("abc")
+STEPS = st.sampled_from((1, 2, 1_000))
+
+
+class Shard(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World("abc", limit_units=12, rates=(1.0, 1.01, 0.99))
+        self.tickets = 0
+        self.tokens: dict[str, str] = {}
+        self.owned(self.world["a"])
+        self.world.run(2.0)
+
+    def owned(self, replica: Replica) -> None:
+        replica.assigned()
+
+    def awake(self, name: str) -> Replica | None:
+        replica = self.world[name]
+        return None if replica.paused else replica
+
+    @rule(seconds=st.sampled_from((0.05, 0.3, 1.1, 1.8, 4.0, 12.0)))
+    def wait(self, seconds: float) -> None:
+        self.world.now_s += seconds
+
+    @rule(seconds=st.sampled_from((0.2, 1.0, 3.0)))
+    def all_work(self, seconds: float) -> None:
+        self.world.run(seconds, step_s=0.1)
+
+    @rule(name=NAMES, most=STEPS, copies=st.booleans())
+    def land(self, name: str, most: int, copies: bool) -> None:
+        if replica := self.awake(name):
+            replica.land(most, copies=copies)
+
+    @rule(data=st.data())
+    def late_copy(self, data: st.DataObject) -> None:
+        if late := self.world.late:
+            self.world.append(late.pop(data.draw(st.integers(0, len(late) - 1))))
+
+    @rule(name=NAMES, most=STEPS)
+    def read(self, name: str, most: int) -> None:
+        if replica := self.awake(name):
+            replica.read(most)
+
+    @rule(name=NAMES, most=STEPS)
+    def read_placements(self, name: str, most: int) -> None:
+        if replica := self.awake(name):
+            replica.read_placements(most)
+
+    @rule(name=NAMES, most=STEPS, copies=st.booleans())
+    def send(self, name: str, most: int, copies: bool) -> None:
+        if replica := self.awake(name):
+            replica.send(most, copies=copies)
+
+    @rule(name=NAMES)
+    def turn(self, name: str) -> None:
+        if replica := self.awake(name):
+            replica.turn()
+
+    @rule(name=NAMES, wants=st.integers(0, 12))
+    def ask(self, name: str, wants: int) -> None:
+        if replica := self.awake(name):
+            replica.ask(wants)
+
+    @rule(name=NAMES, units=st.integers(1, 4))
+    def spend(self, name: str, units: int) -> None:
+        if replica := self.awake(name):
+            replica.spend(units)
+
+    @rule(name=NAMES, refunded=st.booleans())
+    def spend_all(self, name: str, refunded: bool) -> None:
+        if replica := self.awake(name):
+            if refunded and (credit := replica.leases.spend(1, now_s=replica.now_s)) is not None:
+                replica.leases.refund(credit, now_s=replica.now_s)
+            while replica.spend():
+                pass
+
+    @rule(data=st.data(), name=NAMES)
+    def end(self, data: st.DataObject, name: str) -> None:
+        if self.world.running and (replica := self.awake(name)):
+            replica.end(data.draw(st.sampled_from(self.world.running)))
+
+    @rule(name=NAMES, units=st.integers(1, 6))
+    def queue(self, name: str, units: int) -> None:
+        if replica := self.awake(name):
+            replica.queue(f"q{self.tickets}#0", units)
+            self.tickets += 1
+
+    @rule(name=NAMES)
+    def keep(self, name: str) -> None:
+        if replica := self.awake(name):
+            replica.keep()
+
+    @rule(name=NAMES, placed=st.booleans())
+    def use(self, name: str, placed: bool) -> None:
+        if replica := self.awake(name):
+            for ticket in replica.waiting.granted(replica.now_s):
+                if placed:
+                    replica.use(ticket)
+                elif (grant := replica.waiting.use(ticket, replica.now_s)) and (
+                    word := replica.waiting.unused(grant, replica.now_s)
+                ):
+                    replica.outbox.append(word)
+
+    @rule(data=st.data(), name=NAMES)
+    def withdraw(self, data: st.DataObject, name: str) -> None:
+        replica = self.awake(name)
+        if replica and len(replica.waiting):
+            ticket = data.draw(st.sampled_from(sorted(replica.waiting._tickets)))
+            if word := replica.waiting.withdraw(ticket, replica.now_s):
+                replica.outbox.append(word)
+
+    @rule(data=st.data(), name=NAMES)
+    def show(self, data: st.DataObject, name: str) -> None:
+        """A caller comes back with a token, through any replica."""
+        for other in self.world.replicas.values():
+            for ticket in other.waiting._tickets:
+                if token := other.waiting.token(ticket):
+                    self.tokens[ticket] = token
+        unused = sorted(ticket for ticket in self.tokens if ticket not in self.world.used)
+        if unused and (replica := self.awake(name)):
+            ticket = data.draw(st.sampled_from(unused))
+            shown = replica.waiting.show(ticket, self.tokens[ticket], left_s=30.0, now_s=replica.now_s)
+            replica.outbox.append(shown)
+
+    @rule(name=NAMES)
+    def assign(self, name: str) -> None:
+        """Whoever had it may keep believing that it is the owner."""
+        if replica := self.awake(name):
+            self.owned(replica)
+
+    @rule(name=NAMES, loses=st.booleans())
+    def kill(self, name: str, loses: bool) -> None:
+        self.world.kill(name, loses=loses)
+
+    @rule(name=NAMES)
+    def pause(self, name: str) -> None:
+        self.world[name].paused ^= True
+
+    @rule(name=NAMES)
+    def cut(self, name: str) -> None:
+        self.world[name].cut ^= True
+
+    @invariant()
+    def never_more_at_large_than_the_limit(self) -> None:
+        assert self.world.units_at_large() <= self.world.limit_units
+
+    @invariant()
+    def no_ticket_runs_twice(self) -> None:
+        assert all(uses == 1 for uses in self.world.used.values())
+
+    def teardown(self) -> None:
+        """When faults stop, every ticket gets its turn or its end, and all credit comes back."""
+        world = self.world
+        for replica in world.replicas.values():
+            replica.paused = replica.cut = False
+            replica.owner = None
+        world.log.extend(world.late)
+        world.late.clear()
+        self.owned(world["b"])
+        for _ in range(600):
+            world.move(0.1)
+            for replica in world.replicas.values():
+                for ticket in replica.waiting.granted(replica.now_s):
+                    replica.use(ticket)
+            for work in list(world.running):
+                world["c"].end(work)
+        assert not any(len(replica.waiting) for replica in world.replicas.values())
+        assert all(replica.leases.state(replica.now_s) == "live" for replica in world.replicas.values())
+        owner = world["b"].owner
+        assert owner is not None
+        assert not owner.line.places
+        assert owner.total_units() <= 3 * 2 * 4
+
+
+TestShard = Shard.TestCase
+TestShard.settings = settings(
+    max_examples=60,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    report_multiple_bugs=False,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+)
