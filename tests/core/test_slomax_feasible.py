@@ -157,3 +157,15 @@ def test_memory_is_bounded_though_no_request_ever_ends() -> None:
     for i in range(30_000):
         made.judge(f"r-{i}", ahead(ttft_max_s=0.1))
     assert len(made._watched) == 10_000
+
+
+def test_what_it_saw_before_it_stopped_refusing_does_not_count_afterwards() -> None:
+    made = gate(*EVEN, probe_share=1.0, again_after_s=0.0)
+    for i in range(50):
+        made.judge(f"a-{i}", ahead(ttft_max_s=0.1))
+        made.ended(f"a-{i}", in_time=i >= 44, now_s=0.0)
+    assert made.queues_only
+    for i in range(50):
+        made.judge(f"b-{i}", ahead(ttft_max_s=0.1))
+        made.ended(f"b-{i}", in_time=False, now_s=0.0)
+    assert made.queues_only == ""
