@@ -11,11 +11,13 @@ from msgspec import Struct
 from tests.builders import ended, placed
 from tokenfleet.core.ledger import Ledger
 from tokenfleet.core.records import PlacementEnvelope
-from tokenfleet.core.shard.entries import PoolEntries
+from tokenfleet.core.shard.entries import Entries, PoolEntries
 from tokenfleet.core.shard.envelopes import Envelopes
 from tokenfleet.core.shard.leases import Credit, Leases
 from tokenfleet.core.shard.owner import Owner
+from tokenfleet.core.shard.quota import HOLD_S, SpentCredit
 from tokenfleet.core.shard.records import At, Holder, LeaseRequest, Record, call_of
+from tokenfleet.core.shard.terms import SILENT_HOLD_S
 from tokenfleet.core.shard.waiting import Waiting
 
 BOOK = "small-chat@b"
@@ -43,11 +45,12 @@ class Replica:
     def __init__(self, world: "World", name: str, *, start: int, rate: float) -> None:
         self.world, self.name, self.start, self.rate = world, name, start, rate
         self.me = Holder(replica=name, start=str(start))
-        self.leases = Leases(BOOK, self.me)
+        self.leases = Leases(BOOK, self.me, once=world.quota)
         self.waiting = Waiting(BOOK, self.me)
         self.ledger, self.envelopes_read = Ledger(), Envelopes()
         self.envelopes_read.caught_up()
-        self.entries = PoolEntries(self.ledger, self.envelopes_read, lambda: ("i",))
+        pool = PoolEntries(self.ledger, self.envelopes_read, lambda: ("i",))
+        self.entries: Entries = pool
         self.owner: Owner | None = None
         self.outbox: deque[Record] = deque()
         self.at = len(world.log)
@@ -77,7 +80,7 @@ class Replica:
     def read(self, most: int = 1_000) -> None:
         """Records, then placements, as far as they lie there."""
         while self.at < len(self.world.log) and most and not self.cut:
-            record, at = self.world.log[self.at], At(cluster=CLUSTER, offset=self.at)
+            record, at = self.world.log[self.at], At(cluster=self.world.cluster, offset=self.at)
             if self.owner is not None:
                 self.owner.read(record, at, now_s=self.now_s, live=True)
             self.leases.read(record, at, now_s=self.now_s)
@@ -98,10 +101,17 @@ class Replica:
     def assigned(self) -> None:
         """A group gives it the partition: it reads the log from its beginning and claims it."""
         self.world.assignments += 1
-        owner = Owner(BOOK, self.me, assignment=self.world.assignments, secret=SECRET, entries=self.entries)
+        owner = Owner(
+            BOOK,
+            self.me,
+            assignment=self.world.assignments,
+            secret=SECRET,
+            entries=SpentCredit() if self.world.quota else self.entries,
+            hold_s=HOLD_S if self.world.quota else SILENT_HOLD_S,
+        )
         owner.limit_units = self.world.limit_units
         for offset in range(self.at):
-            at = At(cluster=CLUSTER, offset=offset)
+            at = At(cluster=self.world.cluster, offset=offset)
             owner.read(self.world.log[offset], at, now_s=self.now_s, live=False)
         self.owner = owner
         self.outbox.append(owner.claim(self.now_s))
@@ -119,6 +129,18 @@ class Replica:
 
     def ask(self, wants: int = 4) -> None:
         self.outbox.append(self.leases.request(self.now_s, wants=wants, envelopes=self.envelopes))
+
+    def admit(self) -> Credit | None:
+        """Admits one request on a quota's credit."""
+        credit = self.leases.spend(1, now_s=self.now_s)
+        if credit is not None:
+            self.world.admitted_s.append(self.world.now_s)
+        return credit
+
+    def refuse(self, credit: Credit) -> None:
+        """The request that `admit` just admitted is refused after all."""
+        self.leases.refund(credit, now_s=self.now_s)
+        self.world.admitted_s.pop()
 
     def spend(self, units: int = 1) -> Work | None:
         """Places one request on credit; None if there is none."""
@@ -194,9 +216,18 @@ class Replica:
 class World:
     """The log, the placements and the replicas; `now_s` is true time."""
 
-    def __init__(self, names: str = "ab", *, limit_units: int = 20, rates: tuple[float, ...] = (1.0, 1.0, 1.0)) -> None:
+    def __init__(
+        self,
+        names: str = "ab",
+        *,
+        limit_units: int = 20,
+        rates: tuple[float, ...] = (),
+        quota: bool = False,
+    ) -> None:
+        self.quota = quota
         self.now_s = 0.0
         self.limit_units = limit_units
+        self.cluster = CLUSTER
         self.log: list[Record] = []
         self.late: list[Record] = []  # copies that may land at any time
         self.placements: list[PlacementEnvelope] = []
@@ -204,9 +235,11 @@ class World:
         self.sizes: dict[str, int] = {}
         self.running: list[Work] = []
         self.used: dict[str, int] = {}
+        self.admitted_s: list[float] = []  # by a quota
         self.assignments = 0
         self.replicas = {
-            name: Replica(self, name, start=1, rate=rate) for name, rate in zip(names, rates, strict=False)
+            name: Replica(self, name, start=1, rate=rate)
+            for name, rate in zip(names, (*rates, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0), strict=False)
         }
 
     def __getitem__(self, name: str) -> Replica:

@@ -13,7 +13,8 @@ a quota are requests. Both are whole numbers, so a book adds up exactly.
 **A replica asks** (`leases.Leases`, one for each pool and each tenant's quota that it serves):
 
     if leases.due(now_s):                                  # every second, and when a spend was refused
-        append(leases.request(now_s, wants=..., envelopes=desk.envelopes_written))
+        wants = max(floor, 2 * leases.asked)               # floor 0 for a quota: an idle replica holds nothing of it
+        append(leases.request(now_s, wants=wants, envelopes=desk.envelopes_written))
     leases.read(record, at, now_s=now_s)                   # every record of the book's partition, in order
     credit = leases.spend(units, now_s=now_s)              # no hop; None: queue, or refuse. credit.degraded: say so
     leases.refund(credit, now_s=now_s)                     # the request was not placed after all

@@ -47,6 +47,7 @@ class Leases:
         self.book, self.me = book, me
         self.spent = 0
         self.degraded_units = 0  # of unfinished degraded work
+        self.asked = 0  # units that spends asked for since the last request: what the next one may want, and more
         self._remote, self._once = remote, once
         self._fence = Fence()
         self._held: list[Held] = []  # oldest first
@@ -78,7 +79,7 @@ class Leases:
         kept too until a new one is in hand: degraded work lives on its rest.
         """
         self._n += 1
-        self._sent_s, self._refused = now_s, False
+        self._sent_s, self._refused, self.asked = now_s, False, 0
         self._held = self._held[-1:]
         kept = self._held[0] if self._held else None
         return LeaseRequest(
@@ -109,6 +110,7 @@ class Leases:
 
     def spend(self, units: int, *, now_s: float) -> Credit | None:
         """Take credit for one request; None when there is too little."""
+        self.asked += units
         if self.rest(now_s) < units:
             self._refused = True
             return None

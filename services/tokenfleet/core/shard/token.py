@@ -6,7 +6,7 @@ HMAC-SHA256 with the site's secret over all before it; base64 for URLs.
 
 import hmac
 import struct
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import b64decode, urlsafe_b64encode
 from typing import Literal
 
 from msgspec import Struct, ValidationError, convert
@@ -64,7 +64,7 @@ def verify(text: str, secret: bytes, *, epoch: Order, now_s: float) -> Token | T
     much longer it waits. Nothing is read of what is not signed.
     """
     try:
-        signed = urlsafe_b64decode(text.encode("ascii")) if len(text) <= TOKEN_CHARS_MAX else b""
+        signed = b64decode(text.encode("ascii"), b"-_", validate=True) if len(text) <= TOKEN_CHARS_MAX else b""
     except ValueError:
         signed = b""
     body, signature = signed[:-SIGNATURE_BYTES], signed[-SIGNATURE_BYTES:]
