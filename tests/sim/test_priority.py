@@ -122,6 +122,42 @@ def test_a_class_may_fill_the_memory_up_to_its_share(kind: str, share: float, ou
     assert too_large.names() == []
 
 
+def test_memory_is_free_again_when_a_request_has_ended() -> None:
+    gateway = Gateway("x")
+    gateway.ask("l1", tokens=1_000_000)
+    assert gateway.names() == ["l1"]
+    gateway.hear("l1")
+    gateway.ask("l2", tokens=1_000_000)
+    assert gateway.names() == []
+    gateway.hear("l1", kind="finished")
+    assert gateway.names() == ["l2"]
+
+
+def test_the_second_in_line_begins_when_the_first_is_through() -> None:
+    gateway = Gateway("x")
+    gateway.ask("c1", "c2", tokens=8_000)  # 0.33 s of work each
+    assert gateway.names() == ["c1", "c2"]
+    gateway.hear("c1", at_s=0.5)
+    gateway.ask("b1")
+    assert gateway.names(0.7) == []
+    assert gateway.names(0.8) == ["b1"]
+
+
+def test_what_decodes_beside_it_makes_a_prompt_take_longer() -> None:
+    opens_s: dict[int, float] = {}  # for batch, behind a prompt of 3,950: one step of 4,096 tokens, or two beside 150
+    for decoding in (0, 150):
+        gateway = Gateway("x")
+        decodes = numbered("c", decoding)
+        gateway.ask(*decodes, tokens=16)
+        while now := gateway.names():
+            gateway.hear(*now)
+        gateway.ask("l1", tokens=3_950)
+        assert gateway.names() == ["l1"]
+        gateway.ask("b1")
+        opens_s[decoding] = next(at_s for at_s in (ms / 1_000 for ms in range(1_000)) if gateway.names(at_s))
+    assert opens_s[150] == pytest.approx(opens_s[0] + 0.0075, abs=0.0011)
+
+
 def test_who_waits_in_one_class_holds_up_its_own_class_only() -> None:
     gateway = Gateway("x")
     gateway.ask("l1", tokens=1_200_000)  # fits nowhere
