@@ -18,7 +18,7 @@ from tokenfleet.core.policy import PacingPolicy
 from tokenfleet.core.schedule import released, withdrawn
 from tokenfleet.core.slomax.allowance import Allowance
 from tokenfleet.core.slomax.iterations import Iterations
-from tokenfleet.core.slomax.queues import Line
+from tokenfleet.core.slomax.line import Line
 from tokenfleet.core.slomax.quota import Charge
 from tokenfleet.core.tokenpilot.held import Waiting
 from tokenfleet.sim.mixed.service_levels import QUEUES
@@ -204,23 +204,34 @@ def test_only_with_pacing_on_do_classes_wait_apart() -> None:
 # -- a line -------------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.tuples(st.floats(-10, 10), st.booleans()), max_size=20), st.floats(-10, 10), st.integers(1, 25))
+@given(
+    st.lists(st.tuples(st.floats(-10, 10), st.booleans(), st.sampled_from("ab")), max_size=20),
+    st.floats(-10, 10),
+    st.integers(1, 25),
+)
 @settings(deadline=None)
-def test_a_line_gives_those_of_a_rank_first_then_the_others_each_once(
-    entries: list[tuple[float, bool]], rank: float, most: int
+def test_a_line_gives_each_tenants_of_a_rank_first_then_the_others_each_once(
+    entries: list[tuple[float, bool, str]], rank: float, most: int
 ) -> None:
-    line, left = Line(), []
-    for number, (own, leaves) in enumerate(entries):
+    line = Line()
+    left: list[tuple[bool, float, int, str]] = []
+    for number, (own, leaves, tenant) in enumerate(entries):
         waiting = _waiting(str(number))
-        line.put(waiting, own)
+        line.put(waiting, own, tenant)
         if leaves:
             assert line.take(waiting.call) is waiting
             assert line.take(waiting.call) is None
         else:
-            left.append((own < rank, own, number))
-    wanted = [str(number) for _, _, number in sorted(left)][:most]
-    assert [waiting.request.id for waiting in line.from_rank(rank, most)] == wanted
+            left.append((own < rank, own, number, tenant))
+    wanted = {
+        name: [str(number) for _, _, number, tenant in sorted(left) if tenant == name][:most]
+        for name in {tenant for *_, tenant in left}
+    }
+    assert {name: [w.request.id for w in its] for name, its in line.by_tenant(most, rank=rank)} == wanted
+    in_all = [str(number) for _, number in sorted((own, number) for _, own, number, _ in left)]
+    assert [waiting.request.id for waiting in line.first(most)] == in_all[:most]
     assert len(line) == len(left)
+    assert (line.oldest.request.id if line.oldest else None) == (str(left[0][2]) if left else None)
 
 
 def _waiting(name: str) -> Waiting:
@@ -298,3 +309,66 @@ def test_what_was_held_when_pacing_is_turned_on_stands_in_line_by_class() -> Non
     b.site.adopt(policy)
     b.hears_outcome(first, "first_token", ttft_s=1.6)
     assert [name for name, _ in answers(b)] == ["chat", "batch"]
+
+
+# -- tenants and classes that would be passed over ------------------------------------------------------------------
+
+
+def test_tenants_of_a_class_go_by_what_they_have_had_not_by_who_came_first() -> None:
+    b = town(small=1)
+    first = ask(b, "first", prompt_tokens=20_000)
+    for n in range(6):
+        ask(b, f"acme-{n}", "batch", 4_000, tenant="acme")
+    for n in range(2):
+        ask(b, f"globex-{n}", "batch", 4_000, tenant="globex")
+    b.hears_outcome(first, "first_token", ttft_s=1.6)
+    went: list[str] = []
+    for _ in range(8):
+        (decision,) = release(b)
+        went.append(decision.request)
+        b.hears_outcome(decision, "first_token", ttft_s=0.4)
+        b.hears_outcome(decision, "finished", ttft_s=0.4, output_tokens=10, prompt_tokens=4_000, cached_tokens=0)
+    assert sorted(name[0] for name in went[:4]) == ["a", "a", "g", "g"]
+    assert len(went) == 8
+
+
+def test_a_tenant_pays_for_what_was_computed_not_for_what_was_predicted() -> None:
+    """Two jobs of equal prediction: one ends after 10 tokens, the other after 10,000; its tenant then waits."""
+    b = town(small=1)
+    for name, tokens in (("acme", 10), ("globex", 10_000)):
+        decision = ask(b, name, "batch", 1_000, tenant=name)
+        b.hears_outcome(decision, "first_token", ttft_s=0.1)
+        b.hears_outcome(decision, "finished", ttft_s=0.1, output_tokens=tokens, prompt_tokens=1_000, cached_tokens=0)
+    first = ask(b, "first", "chat", 20_000)
+    for n in range(3):
+        ask(b, f"globex-{n}", "batch", 4_000, tenant="globex")
+        ask(b, f"acme-{n}", "batch", 4_000, tenant="acme")
+    b.hears_outcome(first, "first_token", ttft_s=1.6)
+    went: list[str] = []
+    for _ in range(3):
+        (decision,) = release(b)
+        went.append(decision.request)
+        b.hears_outcome(decision, "first_token", ttft_s=0.4)
+    assert went == ["acme-0", "acme-1", "acme-2"]
+
+
+def test_a_class_that_waits_while_better_ones_never_end_has_its_turn_within_half_a_minute() -> None:
+    b = town(small=1)
+    decodes(b, "decoding")
+    b.hears_telemetry(iterations_total=0)
+    assert ask(b, "batch", "batch", 8_000).verdict == "admit"  # nothing is known of the pace yet
+    waited_s = 0.0
+    ask(b, "passed over", "batch", 8_000)
+    gone: list[str] = []
+    for second in range(40):
+        b.now_s += 1.0
+        waited_s += 1.0
+        b.hears_telemetry(iterations_total=14.0 * (second + 1))  # 71 ms a token: the gate is closed
+        chat = ask(b, f"chat-{second}", "chat", 1_000)
+        gone += [decision.request for decision in release(b)]
+        if chat.verdict == "admit":
+            b.hears_outcome(chat, "first_token", ttft_s=0.1)
+        if "passed over" in gone:
+            break
+    assert "passed over" in gone
+    assert waited_s <= 30.0

@@ -53,7 +53,8 @@ def released(site: Site, model: str, now_s: float, next_ids: Callable[[], Ids]) 
     if model not in site.held.models():
         return
     policy = site.policy_of(model)
-    if policy.slomax.pacing.enabled and policy.products.slomax:
+    paces = policy.slomax.pacing.enabled and policy.products.slomax
+    if paces:
         queues = site.queues(model)
         queues.admit(site.held.of(model), policy)
         turns = queues.turns(partial(site.pool, model, now_s, policy=policy), site.hits, policy, now_s)
@@ -67,6 +68,8 @@ def released(site: Site, model: str, now_s: float, next_ids: Callable[[], Ids]) 
             continue
         else:
             site.take(waiting.call)
+            if answer.placement is not None and paces:
+                site.queues(model).went(waiting, answer.decision.id, site.pool(model, now_s, policy=policy), policy)
         yield waiting, answer
 
 
@@ -189,9 +192,9 @@ def _paces(asked: Asked) -> bool:
 
 def _paced(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | None) -> Decided:
     """Where a request goes whose turn it is; else it waits in its class's queue, with where it would go now."""
-    turn = asked.turn
+    turn, waiting, queues = asked.turn, None, site.queues(asked.request.model)
     if turn is None:
-        waiting, queues = _waiting(asked), site.queues(asked.request.model)
+        waiting = _waiting(asked)
         turn = queues.at_once(waiting, asked.pool, asked.policy, asked.now_s)
         if turn is None:
             here = routed(site, asked, ruling, sent)
@@ -208,6 +211,8 @@ def _paced(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | Non
     here = routed(site, asked, ruling, sent)
     if here.decision.reason == "all_busy" and not turn.overdue:
         return replace(here, decision=replace(here.decision, verdict="queue"), outcome=None)
+    if waiting is not None and here.placement is not None and not asked.request.dry_run:
+        queues.went(waiting, here.decision.id, asked.pool, asked.policy)
     return here
 
 

@@ -182,7 +182,7 @@ class Site:
         """What waits for the model's pool, where its classes share it."""
         found = self._queues.get(model)
         if found is None:
-            found = self._queues[model] = Queues(self.policy.slomax.pacing, self._iterations)
+            found = self._queues[model] = Queues(self.policy, self._iterations)
         return found
 
     def take(self, call: Call) -> Waiting | None:
@@ -207,6 +207,8 @@ class Site:
         self._pools.follow(policy.liveness)
         self.sends.kept_s = policy.fleetmind.sends_kept_s
         self.quotas.retain(frozenset(policy.tenants))
+        for queues in self._queues.values():
+            queues.follow(policy)
         self.peers.retain(frozenset(policy.sites))
         self._keep_trial()
 
@@ -256,6 +258,7 @@ class Site:
             elif event.kind == "finished":
                 self.held.heard_end(told=self.ledger.has_first_token(event.decision))
         if event.kind in TERMINAL_KINDS and event.model in self._queues and not self.ledger.has_ended(event.decision):
+            self._queues[event.model].settled(event)
             self._guarded_ended(event, now_s)
         instance = event.instance or (entry.instance if entry else "")
         # A report sent twice is one failure, and a name that no table lists is nobody's.

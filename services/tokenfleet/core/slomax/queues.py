@@ -1,14 +1,16 @@
 """Queues: the requests that wait at the control plane for a pool that several classes share, and who goes next.
 
 Work that is held keeps its place in line by class; work that an engine has been given is served in the engine's order.
-So nothing goes out before an instance is nearly free for it (core/slomax/pacing.py). Classes go by rank; inside one,
-guarded requests by the latest start that still meets their service level, with those past it behind all others;
-reserving ones by least work with ageing; filling ones by latest start.
+So nothing goes out before an instance is nearly free for it (core/slomax/pacing.py). Classes go by rank, but none is
+passed over for ever (core/slomax/floor.py); inside one, tenants by their fair shares (core/slomax/fair.py); of one
+tenant guarded requests by the latest start that still meets their service level, with those past it behind all others,
+reserving ones by least work with ageing, filling ones by latest start.
 """
 
-from bisect import bisect_left, insort
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
-from itertools import count
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -16,74 +18,64 @@ from msgspec.structs import replace
 from tokenfleet.core.asked import Turn
 from tokenfleet.core.policy import ClassQueue, PacingPolicy, Policy, RequestClass
 from tokenfleet.core.pool import PoolView
+from tokenfleet.core.predict.work import decode_iteration_s
+from tokenfleet.core.records import OutcomeEvent
 from tokenfleet.core.slomax.allowance import Allowance
+from tokenfleet.core.slomax.fair import Fair
+from tokenfleet.core.slomax.fair import Waiting as InLine
+from tokenfleet.core.slomax.floor import Floor
 from tokenfleet.core.slomax.iterations import Iterations
+from tokenfleet.core.slomax.line import Line
 from tokenfleet.core.slomax.pacing import Pace, open_to, pace_of, price_s, reserved_of
+from tokenfleet.core.slomax.quota import tenant_entry
 from tokenfleet.core.tokenpilot.cost import dense_work_s
 from tokenfleet.core.tokenpilot.held import Call, Look, Waiting
 
 OUTPUT_TOKEN_S = 0.06  # assumed of an output token when a deadline is counted back
+CHARGES_MAX = 100_000  # what runs of one pool; the oldest is taken for as long as predicted
 
 
-class Line:
-    """The requests of one class, in an order that time does not change."""
+class _Charge(NamedTuple):
+    """What a placed request was charged, in GPU seconds, and the prices of a token to prefill and of one to decode."""
 
-    def __init__(self) -> None:
-        self._ordered: list[tuple[float, int, Waiting]] = []
-        self._places: dict[Call, tuple[float, int]] = {}
-        self._numbers = count()
-
-    def put(self, waiting: Waiting, rank: float) -> None:
-        place = (rank, next(self._numbers))
-        self._places[waiting.call] = place
-        insort(self._ordered, (*place, waiting))
-
-    def take(self, call: Call) -> Waiting | None:
-        place = self._places.pop(call, None)
-        if place is None:
-            return None
-        return self._ordered.pop(bisect_left(self._ordered, place))[2]
-
-    def first(self, most: int) -> list[Waiting]:
-        return [waiting for _, _, waiting in self._ordered[:most]]
-
-    def from_rank(self, rank: float, most: int) -> list[Waiting]:
-        """The first of at least that rank, then those below it, so many in all."""
-        at = bisect_left(self._ordered, (rank,))
-        chosen = self._ordered[at : at + most]
-        return [waiting for _, _, waiting in (*chosen, *self._ordered[: most - len(chosen)][:at])]
-
-    def __contains__(self, call: Call) -> bool:
-        return call in self._places
-
-    def __len__(self) -> int:
-        return len(self._ordered)
+    request_class: str
+    tenant: str
+    seconds: float
+    prefill_s: float
+    output_s: float
 
 
 class Queues:
-    """What waits for one pool, with what pacing remembers of it."""
+    """What waits for one pool, with what pacing and fairness remember of it."""
 
-    def __init__(self, terms: PacingPolicy, iterations: Iterations) -> None:
-        self.allowance = Allowance(terms)
+    def __init__(self, policy: Policy, iterations: Iterations) -> None:
+        self.allowance = Allowance(policy.slomax.pacing)
         self._iterations = iterations
         self._lines: dict[str, Line] = {}
+        self._fairs: dict[str, Fair] = {}
+        self._floor = Floor(policy.slomax.fair)
+        self._charges: OrderedDict[str, _Charge] = OrderedDict()  # by decision
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
 
-    def waiting(self) -> dict[str, int]:
-        """Waitings by class."""
-        return {name: len(line) for name, line in self._lines.items()}
-
     def __contains__(self, call: Call) -> bool:
         return any(call in line for line in self._lines.values())
+
+    def follow(self, policy: Policy) -> None:
+        """Another policy is in force."""
+        self._floor.terms = policy.slomax.fair
+        for fair in self._fairs.values():
+            fair.follow(policy.slomax.fair, policy.tenants, default_tenant=policy.default_tenant)
 
     def put(self, waiting: Waiting, policy: Policy) -> None:
         """It waits from now on in the line of its class."""
         terms = policy.classes[waiting.request_class]
         waiting.latest_start_s = latest_start_s(waiting, terms)
+        waiting.joined_ns = self._fair(waiting.request_class, policy).virtual_ns
+        tenant = tenant_entry(waiting.request.tenant, tenants=policy.tenants, default_tenant=policy.default_tenant)
         rank = _rank(waiting, terms.queue, policy.slomax.pacing)
-        self._lines.setdefault(waiting.request_class, Line()).put(waiting, rank)
+        self._lines.setdefault(waiting.request_class, Line()).put(waiting, rank, tenant)
 
     def admit(self, held: Collection[Waiting], policy: Policy) -> None:
         """Lines up all of the `held` that were held before classes had queues."""
@@ -96,13 +88,38 @@ class Queues:
         """The request waits no longer."""
         return next((found for line in self._lines.values() if (found := line.take(call)) is not None), None)
 
+    def went(self, waiting: Waiting, decision: str, pool: PoolView, policy: Policy) -> None:
+        """The request waits no longer, it was placed by that decision: its tenant and its class are charged for it."""
+        name, tenant = waiting.request_class, waiting.request.tenant
+        line = self._lines.get(name, ())
+        output_s = output_price_s(pool)
+        seconds = waiting.work_s + waiting.output_tokens * output_s
+        self._fair(name, policy).dispatched(tenant, seconds, joined_ns=waiting.joined_ns, waiting=len(line))
+        others = [each for each, its in self._lines.items() if len(its)]
+        self._floor.dispatched(name, seconds, waiting=others)
+        uncached = max(waiting.request.prompt_tokens - float(waiting.hits.max(initial=0.0)), 1.0)
+        self._charges[decision] = _Charge(name, tenant, seconds, waiting.work_s / uncached, output_s)
+        if len(self._charges) > CHARGES_MAX:
+            self._charges.popitem(last=False)
+
+    def settled(self, event: OutcomeEvent) -> None:
+        """What was placed by that decision has ended: what it cost is corrected by what was computed for it."""
+        charge = self._charges.pop(event.decision, None)
+        if charge is None or event.output_tokens is None or event.prompt_tokens is None:
+            return  # what it cost is unknown: the prediction stands
+        computed = event.prompt_tokens - (event.cached_tokens or 0)
+        actual_s = computed * charge.prefill_s + event.output_tokens * charge.output_s
+        if (fair := self._fairs.get(charge.request_class)) is not None:
+            fair.settled(charge.tenant, predicted_s=charge.seconds, actual_s=actual_s)
+
     def at_once(self, waiting: Waiting, pool: PoolView, policy: Policy, now_s: float) -> Turn | None:
         """The turn of a request that comes now, None if it must wait: another of its class goes first, or nothing is
         open to it."""
-        if len(self._lines.get(waiting.request_class, ())):
+        if len(self._lines.get(waiting.request_class, ())) or self._owed(policy, now_s) - {waiting.request_class}:
             return None
         waiting.latest_start_s = latest_start_s(waiting, policy.classes[waiting.request_class])
-        return self._turn(waiting, self._paced(pool, policy, now_s), policy, now_s)
+        queue = policy.classes[waiting.request_class].queue
+        return self._turn(waiting, self._paced(pool, policy, now_s), policy, now_s, queue)
 
     def turns(
         self, view: Callable[[], PoolView], look: Look, policy: Policy, now_s: float
@@ -111,14 +128,18 @@ class Queues:
         as it is then."""
         pool = view()
         pace = self._paced(pool, policy, now_s)
-        known = [name for name in self._lines if name in policy.classes]
-        for name in sorted(known, key=lambda name: policy.classes[name].rank):
+        by_rank = sorted(
+            (name for name in self._lines if name in policy.classes), key=lambda name: policy.classes[name].rank
+        )
+        owed = self._owed(policy, now_s)
+        for name in self._floor.order(by_rank, self._waited_s(policy, now_s)):
             line, queue = self._lines[name], policy.classes[name].queue
-            for waiting in self._in_order(line, queue, policy.slomax.pacing, now_s):
+            queue = replace(queue, gate_share=np.inf) if name in owed else queue
+            for waiting in self._in_order(line, name, policy, now_s):
                 if not self._any_open(name, pace, queue, policy, waiting, now_s):
                     break
                 waiting.look(look, pool.columns.labels, now_s)
-                turn = self._turn(waiting, pace, policy, now_s)
+                turn = self._turn(waiting, pace, policy, now_s, queue)
                 if turn is None:
                     continue
                 yield waiting, turn
@@ -137,10 +158,36 @@ class Queues:
         terms = policy.slomax.pacing
         return bool(open_to(pace, queue, queued, 0.0, 0.0, slack_s=slack_s, terms=terms).any())
 
-    def _in_order(self, line: Line, queue: ClassQueue, terms: PacingPolicy, now_s: float) -> list[Waiting]:
-        if queue.role == "guarded":
-            return line.from_rank(now_s, terms.planned_max)
-        return line.first(terms.planned_max)
+    def _waited_s(self, policy: Policy, now_s: float) -> dict[str, float]:
+        """How long the oldest request of each class that waits has waited."""
+        oldest = {name: line.oldest for name, line in self._lines.items() if name in policy.classes}
+        return {name: now_s - waiting.since_s for name, waiting in oldest.items() if waiting is not None}
+
+    def _owed(self, policy: Policy, now_s: float) -> set[str]:
+        """Classes that have been passed over for too long."""
+        return {name for name, waited_s in self._waited_s(policy, now_s).items() if self._floor.owed(name, waited_s)}
+
+    def _fair(self, name: str, policy: Policy) -> Fair:
+        fair = self._fairs.get(name)
+        if fair is None:
+            terms = policy.slomax.fair
+            fair = self._fairs[name] = Fair(terms, policy.tenants, default_tenant=policy.default_tenant)
+        return fair
+
+    def _in_order(self, line: Line, name: str, policy: Policy, now_s: float) -> list[Waiting]:
+        """The first of the line: tenants by their fair shares, each tenant's by the order of the class."""
+        most, guarded = policy.slomax.pacing.planned_max, policy.classes[name].queue.role == "guarded"
+        heads = list(line.by_tenant(most, rank=now_s if guarded else None))
+        if len(heads) == 1:
+            return heads[0][1]
+        listed = [waiting for _, its in heads for waiting in its]
+        ranks = [place for _, its in heads for place, _ in enumerate(its)]
+        fair = self._fair(name, policy)
+        waiting = [
+            InLine(each.request.tenant, each.joined_ns, float(rank), each.work_s)
+            for each, rank in zip(listed, ranks, strict=True)
+        ]
+        return [listed[place] for place in islice(fair.order(waiting), most)]
 
     def _paced(self, pool: PoolView, policy: Policy, now_s: float) -> Pace:
         terms = policy.slomax.pacing
@@ -173,8 +220,8 @@ class Queues:
         ]
         return min(firsts, default=np.inf)
 
-    def _turn(self, waiting: Waiting, pace: Pace, policy: Policy, now_s: float) -> Turn | None:
-        pool, queue, terms = pace.pool, policy.classes[waiting.request_class].queue, policy.slomax.pacing
+    def _turn(self, waiting: Waiting, pace: Pace, policy: Policy, now_s: float, queue: ClassQueue) -> Turn | None:
+        pool, terms = pace.pool, policy.slomax.pacing
         if not len(pool):
             return None
         prompt_tokens = float(waiting.request.prompt_tokens)
@@ -218,6 +265,14 @@ def latest_start_s(waiting: Waiting, terms: RequestClass) -> float:
     if deadline_s is None:
         return start_s
     return min(start_s, arrived_s + deadline_s - waiting.work_s - waiting.output_tokens * OUTPUT_TOKEN_S)
+
+
+def output_price_s(pool: PoolView) -> float:
+    """GPU seconds of an output token: its part of an iteration of the pool's mean batch."""
+    decoding = max(float(pool.columns.decoding.mean()) if len(pool) else 0.0, 1.0)
+    context_tokens = float(np.nan_to_num(pool.columns.context_tokens).mean()) if len(pool) else 0.0
+    step_s = decode_iteration_s(decoding=decoding, context_tokens=context_tokens, coefficients=pool.coefficients)
+    return step_s / decoding
 
 
 def _rank(waiting: Waiting, queue: ClassQueue, pacing: PacingPolicy) -> float:

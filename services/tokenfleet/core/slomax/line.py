@@ -1,0 +1,69 @@
+"""Line: the requests of one class that wait for one pool, each tenant's in an order that time does not change."""
+
+import heapq
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterator
+from itertools import count, islice
+from typing import NamedTuple
+
+from tokenfleet.core.tokenpilot.held import Call, Waiting
+
+
+class _Place(NamedTuple):
+    rank: float
+    number: int
+    waiting: Waiting
+
+
+class Line:
+    """By tenant (its entry in the policy), least rank first, of equal ones the first that came."""
+
+    def __init__(self) -> None:
+        self._tenants: dict[str, list[_Place]] = {}
+        self._places: dict[Call, tuple[str, float, int]] = {}
+        self._came: deque[Waiting] = deque()
+        self._numbers = count()
+
+    def put(self, waiting: Waiting, rank: float, tenant: str = "") -> None:
+        number = next(self._numbers)
+        self._places[waiting.call] = tenant, rank, number
+        insort(self._tenants.setdefault(tenant, []), _Place(rank, number, waiting))
+        self._came.append(waiting)
+
+    def take(self, call: Call) -> Waiting | None:
+        """The request waits no longer, None if it didn't."""
+        place = self._places.pop(call, None)
+        if place is None:
+            return None
+        tenant, rank, number = place
+        line = self._tenants[tenant]
+        found = line.pop(bisect_left(line, (rank, number)))
+        if not line:
+            del self._tenants[tenant]
+        while self._came and self._came[0].call not in self._places:
+            self._came.popleft()
+        return found.waiting
+
+    def first(self, most: int) -> list[Waiting]:
+        """The first of all tenants."""
+        return [place.waiting for place in islice(heapq.merge(*self._tenants.values()), most)]
+
+    def by_tenant(self, most: int, *, rank: float | None = None) -> Iterator[tuple[str, list[Waiting]]]:
+        """The first of each tenant; those of at least `rank` before the others where it is given."""
+        for tenant, line in self._tenants.items():
+            at = 0 if rank is None else bisect_left(line, (rank,))
+            chosen = line[at : at + most]
+            rest = line[: most - len(chosen)][:at]
+            yield tenant, [place.waiting for place in (*chosen, *rest)]
+
+    @property
+    def oldest(self) -> Waiting | None:
+        """Who came first of those that wait."""
+        return self._came[0] if self._came else None
+
+    def __contains__(self, call: Call) -> bool:
+        return call in self._places
+
+    def __len__(self) -> int:
+        return len(self._places)
