@@ -156,7 +156,8 @@ def arms_table(log: PolicyLog) -> Table | None:
     for name, arm in (("in force", report.base), ("canary", report.canary)):
         table.add_column(f"{name}, revision {arm.revision}", justify="right")
     arms = (report.base, report.canary)
-    table.add_row("requests ended", *(f"{arm.requests:,}" for arm in arms))
+    table.add_row("requests ended or overdue", *(f"{arm.requests:,}" for arm in arms))
+    table.add_row("still open, too late", *(_share(arm.open, arm.requests) for arm in arms))
     table.add_row("failed", *(_share(arm.failed, arm.requests) for arm in arms))
     for name in sorted({name for arm in arms for name in arm.classes}):
         table.add_row(f"{name} within level", *(_attained(arm, name) for arm in arms))

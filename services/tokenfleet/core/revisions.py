@@ -49,14 +49,15 @@ class ClassShare(Struct, frozen=True, kw_only=True):
 
 
 class ArmFigures(Struct, frozen=True, kw_only=True):
-    """How the requests of one arm of a trial went, as far as they have ended; quantiles are None without a first token.
+    """How the requests of one arm of a trial went, as far as that is known; quantiles are None without a first token.
 
-    `failed` ended without success: failed, timed out or lost.
+    `failed` ended without success: failed, timed out or lost. `open` have not ended and missed their service level.
     """
 
     revision: Count
     requests: Count = 0
     failed: Count = 0
+    open: Count = 0
     classes: dict[str, ClassShare] = {}
     ttft_p50_s: float | None = None
     ttft_p95_s: float | None = None
