@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.table import Table
+from rich.text import Text
 
 from tokenfleet.adapters.clock import wall_s
 from tokenfleet.adapters.kafka import Kafka
@@ -13,12 +14,14 @@ from tokenfleet.adapters.kafka_reading import BEGINNING
 from tokenfleet.adapters.policy_file import load_policy, policy_text
 from tokenfleet.adapters.topics import POLICY
 from tokenfleet.client import calls
+from tokenfleet.client.words import moment
 from tokenfleet.core.canary import SAMPLES_MIN
 from tokenfleet.core.errors import BadRequestError, PolicyError
 from tokenfleet.core.revisions import (
     CANARY_FOR_MAX_S,
     CANARY_KEY,
     FILE_KEY,
+    REVISIONS_KEPT,
     ArmFigures,
     PolicyLog,
     PolicyRevision,
@@ -145,6 +148,21 @@ def status_lines(log: PolicyLog, *, now_wall_s: float) -> list[str]:
     if log.report is not None:
         lines.append(f"canary revision {log.report.canary.revision} {_verdict(log)}: {log.report.reason}")
     return lines
+
+
+def history_table(log: PolicyLog) -> Table | None:
+    """The last revisions that came into force or on trial, newest first, None if there is none."""
+    if not log.published:
+        return None
+    table = Table(title=f"published, newest first; of {REVISIONS_KEPT} at most, as far as the topic has them")
+    for name in ("revision", "at", "came", "by", "why"):
+        table.add_column(name, justify="right" if name == "revision" else "left", no_wrap=name != "why")
+    for revision, at_s in reversed(log.published):
+        came = "into force"
+        if revision.is_canary:
+            came = f"on trial, {revision.canary_share:.1%} for {revision.canary_for_s:.0f} s"
+        table.add_row(str(revision.revision), moment(at_s), came, Text(revision.by), Text(revision.reason))
+    return table
 
 
 def arms_table(log: PolicyLog) -> Table | None:
