@@ -187,10 +187,6 @@ class Columns:
         """Seconds since the telemetry of each was taken."""
         return np.maximum(self.now_s - self.born_s, 0.0)
 
-    def ages_s(self, at: Slots) -> Floats:
-        """The same of some."""
-        return np.maximum(self.now_s - self.born_s.take(at), 0.0)
-
     def availabilities(self, among: Flags | None = None) -> dict[str, int]:
         """How many instances, of those `among`, are in each availability that occurs."""
         codes = self.fixed.availability if among is None else self.fixed.availability[among]

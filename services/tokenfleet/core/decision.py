@@ -67,7 +67,7 @@ class Request(Struct, frozen=True, kw_only=True):
     dry_run: bool = False
 
 
-class Candidate(Struct, frozen=True, kw_only=True):
+class Candidate(Struct, frozen=True):
     """One instance that TokenPilot weighed; all terms are seconds and add up to `cost_s`.
 
     ttft_s = wait_s + work_s + bias_s is the predicted time to first token, without network; cost_s = ttft_s +

@@ -114,7 +114,7 @@ def _cheapest(
     if len(near) == 1:
         return Chosen(best, "least_cost")
     share = columns.fixed.share[near]
-    if len(request.block_keys) >= KEY_BYTES and not _any_warm(near, columns, costs):
+    if len(request.block_keys) >= KEY_BYTES and not _any_warm(near, columns):
         home = home_of(columns.labels.hashes[near], share, request.block_keys[:KEY_BYTES])
         return Chosen(near.item(home), "prefix_home", near_ties=len(near))
     upto = (share.cumsum() / share.sum()).tolist()
@@ -129,8 +129,8 @@ def home_of(names: Hashes, share: Floats, first_key: bytes) -> int:
     return int(nearest.argmin())
 
 
-def _any_warm(near: Slots, columns: Columns, costs: Costs) -> bool:
-    return costs.warm is not None and columns.hits is not None and bool(columns.hits.take(near).any())
+def _any_warm(near: Slots, columns: Columns) -> bool:
+    return columns.hits is not None and bool(columns.hits.take(near).any())
 
 
 def _tie_s(best: int, costs: Costs, weights: TokenPilotPolicy) -> float:
