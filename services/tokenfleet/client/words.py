@@ -168,9 +168,9 @@ def _options(decision: decision_pb2.Decision) -> Table:
             f"{getattr(option, name) * 1000:.0f}" if option.HasField(name) else ""
             for name in ("ttft_s", "wait_s", "network_s")
         )
-        cost = f"{option.cost * 1000:.3f}" if option.HasField("cost") else ""
+        cost = f"{option.cost:.6f}" if option.HasField("cost") else ""
         table.add_row(f"  {option.site}", cost, *seconds, str(option.hit_tokens or ""), option.refused)
-    table.caption = "  cost (latency, GPU, egress) in thousandths of the policy's currency; times in ms; hit in tokens"
+    table.caption = "  cost of the request (latency, GPU, egress) in the policy's currency; times in ms; hit in tokens"
     table.caption_justify = "left"
     return table
 

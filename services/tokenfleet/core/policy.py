@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from tokenfleet.core.errors import PolicyError, UnknownModelError, UnknownSiteError, UnknownTenantError
+from tokenfleet.core.permitted import permitted_words
 
 # 1e15: TOML has `inf`, and inf - inf is a cost that compares with nothing; products of two such are still numbers.
 Positive = Annotated[float, Meta(gt=0.0, le=1e15)]
@@ -285,7 +286,7 @@ def parse_policy(toml: str, *, source: str) -> Policy:
     try:
         policy = msgspec.toml.decode(toml, type=Policy)
     except (msgspec.DecodeError, ValueError) as error:
-        raise PolicyError(f"{source}: {error}") from error
+        raise PolicyError(f"{source}: {error}{permitted_words(str(error), Policy)}") from error
     for problem in (*_unusable_names(policy), *_dangling(policy)):
         raise PolicyError(f"{source}: {problem}")
     return policy
