@@ -10,8 +10,9 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
+from signal import SIG_DFL, SIGINT, signal
 from time import process_time
 
 import msgspec
@@ -177,13 +178,23 @@ def _made(jobs: Sequence[Job], places: Sequence[int], processes: int) -> Iterabl
         for place in places:
             yield place, cell_of(jobs[place])
         return
-    with ProcessPoolExecutor(min(processes, len(places)), mp_context=get_context("spawn")) as pool:
+    workers = min(processes, len(places))
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_ends_silently) as pool:
         coming = {pool.submit(cell_of, jobs[place]): place for place in places}
         try:
             for future in as_completed(coming):
                 yield coming[future], future.result()
+        except BaseException:  # nobody waits for what is under way
+            for worker in active_children():
+                worker.terminate()
+            raise
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _ends_silently() -> None:
+    """A terminal's Ctrl-C reaches every process; one of them tells of it."""
+    signal(SIGINT, SIG_DFL)
 
 
 def _nobody(cell: Cell) -> None:

@@ -81,8 +81,21 @@ def compare(
     store = Store(keep)
 
     def make(wanted: Sequence["Job"]) -> list["Cell"]:
-        with cells_bar(len(wanted)) as made:
-            return cells(wanted, store, processes=jobs, made=made)
+        done = 0
+
+        def made(cell: "Cell") -> None:
+            nonlocal done
+            done += 1
+            show(cell)
+
+        with cells_bar(len(wanted)) as show:
+            try:
+                return cells(wanted, store, processes=jobs, made=made)
+            except KeyboardInterrupt:
+                pass
+        goes_on = f"the same command goes on from {keep}" if keep else "with --keep FOLDER the same command would go on"
+        typer.echo(f"stopped: {done} of {len(wanted)} runs of {wanted[0].scenario} are done; {goes_on}", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED)
 
     grids: dict[str, dict[str, tuple[Tried, ...]]] = {}
     every: list[Cell] = []
@@ -157,6 +170,7 @@ def seeds_of(option: str, text: str) -> list[int]:
     return list(seeds)
 
 
+EXIT_INTERRUPTED = 130  # as a shell says of SIGINT
 SEEDS_MAX = 1_000
 WIDTH_OF_FILES = 150  # columns where the output is no terminal: a row a line
 

@@ -16,11 +16,11 @@ POINTS_SHOWN = 3  # of each grid
 
 
 @contextmanager
-def cells_bar(total: int) -> Generator[Callable[[Cell], None] | None]:
-    """Takes each cell and shows how many there are on standard error; None where that is no terminal."""
+def cells_bar(total: int) -> Generator[Callable[[Cell], None]]:
+    """Takes each cell and shows how many there are on standard error, if that is a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield None
+        yield lambda cell: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
