@@ -109,6 +109,19 @@ class Fixed:
         self.surcharge = None if bool((share == 1.0).all()) else 1.0 / share - 1.0
 
 
+class Kept:
+    """Rows that follow from the columns and from no request, kept from one snapshot to the next.
+
+    `of` is what else they follow from, `changed` the slots whose numbers have changed since; who reads the rows makes
+    those anew (core.tokenpilot.cost).
+    """
+
+    def __init__(self) -> None:
+        self.of: object = None
+        self.rows: Floats = np.empty((0, 0))
+        self.changed: set[int] = set()
+
+
 class Columns:
     """One snapshot, read only.
 
@@ -117,14 +130,14 @@ class Columns:
     none of the others is; `aged` that an age is unknown or beyond two scrapes.
     `open` are sequences queued, decoding or foreign. `kv_room` is total − held, ∞ where either is unknown or nothing
     is held. `hits` are the tokens of the request's prefix that each holds, `p_hit` the chance that they are there,
-    `kv_state` an index of KV_STATES. `classes` has the running requests of each class that has any. `views` makes the
-    same snapshot one instance at a time.
+    `kv_state` an index of KV_STATES. `classes` has the running requests of each class that has any. `kept` lives
+    as long as the table. `views` makes the same snapshot one instance at a time.
     """
 
     __slots__ = (
-        "aged", "backlog_s", "behind_s", "born_s", "classes", "context_tokens", "decoding", "fixed", "hits", "kv_held",
-        "kv_room", "kv_state", "labels", "now_s", "open", "p_hit", "probe", "queued", "queued_tokens", "suspect",
-        "unsure", "views", "whole",
+        "aged", "backlog_s", "behind_s", "born_s", "classes", "context_tokens", "decoding", "fixed", "hits", "kept",
+        "kv_held", "kv_room", "kv_state", "labels", "now_s", "open", "p_hit", "probe", "queued", "queued_tokens",
+        "suspect", "unsure", "views", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -152,6 +165,7 @@ class Columns:
         p_hit: Floats,
         kv_state: Codes,
         classes: dict[str, Floats],
+        kept: Kept,
         views: Callable[[], tuple[InstanceView, ...]],
     ) -> None:
         """None for `suspect`, `probe` and `hits`: nobody is or has any."""
@@ -177,6 +191,7 @@ class Columns:
         self.p_hit = p_hit
         self.kv_state = kv_state
         self.classes = classes
+        self.kept = kept
         self.views = views
 
     def __len__(self) -> int:
@@ -256,6 +271,7 @@ def columns_of(instances: Sequence[InstanceView]) -> Columns:
             name: _floats([i.class_running.get(name, 0) for i in views])
             for name in sorted({name for i in views for name in i.class_running})
         },
+        kept=Kept(),
         views=lambda: views,
     )
 

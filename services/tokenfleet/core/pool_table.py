@@ -22,6 +22,7 @@ from tokenfleet.core.columns import (
     Fixed,
     Flags,
     Floats,
+    Kept,
     Labels,
     kv_room,
     operator_share,
@@ -76,6 +77,7 @@ class PoolTable:
         self._kv_state = np.full(size, KV_STATES.index("none"), np.int8)
         self._kv_slot = np.full(size, -1, np.int64)
         self._classes: dict[str, Floats] = {}
+        self._kept = Kept()
         self._oldest_s: tuple[float, float] | None = None
         self._p_hit: tuple[list[float], Floats] | None = None  # by KV_STATES, by slot
 
@@ -112,6 +114,7 @@ class PoolTable:
         if told != self._told[slot]:
             self._told[slot], self._fixed = told, None
         self._hear(slot, row)
+        self._kept.changed.add(slot)
         self._numbers[WORK:, slot] = (
             min(load.backlog_s, SECONDS_MAX),
             standing.head_began_s,
@@ -198,6 +201,7 @@ class PoolTable:
             p_hit=self._chances(calibration),
             kv_state=self._kv_state,
             classes=self._classes,
+            kept=self._kept,
             views=views,
         )
 

@@ -9,7 +9,7 @@ import math
 import numpy as np
 from msgspec import Struct
 
-from tokenfleet.core.accounts import Coefficients, PoolCalibration
+from tokenfleet.core.accounts import Coefficients
 from tokenfleet.core.columns import AGE_NORMAL_S, SECONDS_MAX, Columns, Flags, Floats
 from tokenfleet.core.known import known
 from tokenfleet.core.policy import TokenPilotPolicy
@@ -22,6 +22,7 @@ KV_USE_MAX = 0.98  # keeps the pressure term finite at full KV
 
 COST, TTFT, WAIT, WORK, SAVED, RATIO, KV, KV_USE = range(8)  # rows of the terms
 TERMS = 8
+ROOM, STEP, KEPT_RATIO = range(3)  # rows of what is kept from one request to the next
 
 
 class Costs(Struct, frozen=True):
@@ -77,11 +78,12 @@ def weigh(
     _wait_s(prompt_tokens, pool, able, out=wait_s)
     if ahead_s is not None:
         wait_s += ahead_s
-    _work(prompt_tokens, pool, able, out=work_s, saved_s=saved_s)
+    kept = _kept(pool)
+    _work(prompt_tokens, pool, kept, able, out=work_s, saved_s=saved_s)
     price = reuse_price(columns.behind_s if able is None else columns.behind_s[able], held_s, weights)
     _kv_use(columns, prompt_tokens + (known(output_q50) or 0.0), able, out=kv_use)
     kv_pressure_s(kv_use, weights, out=kv_s)
-    _ratio(columns, calibration, out=ratio)
+    _grow(columns, kept[KEPT_RATIO], out=ratio)
     np.add(wait_s, work_s, out=ttft_s)
     np.multiply(weights.margin_weight, ratio, out=cost_s)
     cost_s *= ttft_s
@@ -130,14 +132,16 @@ def _wait_s(prompt_tokens: int, pool: PoolView, able: Flags | None, *, out: Floa
     np.fmax(out, typical_s, out=out, where=np.isnan(columns.age_s) | np.isnan(out))
 
 
-def _work(prompt_tokens: int, pool: PoolView, able: Flags | None, *, out: Floats, saved_s: Floats) -> None:
+def _work(
+    prompt_tokens: int, pool: PoolView, kept: Floats, able: Flags | None, *, out: Floats, saved_s: Floats
+) -> None:
     """Expected work, and what the cache saves of it.
 
     The prefix is there with chance p: p · work(hit) + (1 − p) · work(0). So a warm instance beats an idle cold one
     iff p · seconds saved > extra wait + extra margin.
     """
     columns, c = pool.columns, pool.coefficients
-    room, step_s = _iterations(pool, able)
+    room, step_s = kept[ROOM], _step_s(pool, kept, able)
     cold = float(uncached_tokens(prompt_tokens, 0))
     np.divide(cold, room, out=out)
     np.ceil(out, out=out)
@@ -162,7 +166,8 @@ def _work(prompt_tokens: int, pool: PoolView, able: Flags | None, *, out: Floats
 def dense_work_s(prompts: Floats, hits: Floats, pool: PoolView) -> Floats:
     """Expected work of several prompts (their tokens as one column) on every instance; `hits` are their cached tokens,
     a row a prompt."""
-    room, step_s = _iterations(pool, None)
+    kept = _kept(pool)
+    room, step_s = kept[ROOM], _step_s(pool, kept, None)
     least = np.maximum(np.minimum(prompts, COMPUTED_TOKENS_MIN), 1.0)
     cached = np.minimum(hits, prompts)
     cold_s = _prefill_s(np.maximum(prompts, 1.0), np.zeros_like(prompts), room, step_s, pool.coefficients)
@@ -172,17 +177,12 @@ def dense_work_s(prompts: Floats, hits: Floats, pool: PoolView) -> Floats:
     return np.minimum(work_s, SECONDS_MAX)
 
 
-def _iterations(pool: PoolView, able: Flags | None) -> tuple[Floats, Floats]:
-    """On each instance: prompt tokens that an iteration takes beside the decodes, and what it costs without them."""
-    columns, c = pool.columns, pool.coefficients
-    room = pool.budget_tokens - columns.decoding
-    np.maximum(room, 1.0, out=room)
-    context_tokens = columns.context_tokens
-    if not columns.whole:
-        context_tokens = _typical_where_unknown(context_tokens, able, otherwise=0.0)
-    step_s = c.d_s * context_tokens
-    step_s += c.c0_s
-    return room, step_s
+def _step_s(pool: PoolView, kept: Floats, able: Flags | None) -> Floats:
+    """What an iteration costs on each instance without the prompt's tokens."""
+    if pool.columns.whole:
+        return kept[STEP]
+    context_tokens = _typical_where_unknown(pool.columns.context_tokens, able, otherwise=0.0)
+    return pool.coefficients.d_s * context_tokens + pool.coefficients.c0_s
 
 
 def _prefill_s(left: Floats, cached: Floats, room: Floats, step_s: Floats, c: Coefficients) -> Floats:
@@ -190,24 +190,37 @@ def _prefill_s(left: Floats, cached: Floats, room: Floats, step_s: Floats, c: Co
     return np.ceil(left / room) * step_s + np.maximum(c.w_min_s, c.a_s * left) + c.b_s * left * (cached + left / 2)
 
 
-def _ratio(columns: Columns, calibration: PoolCalibration, *, out: Floats) -> None:
-    """How far off a prediction may be (p90), as a share of it, by whether anything waits on the instance.
+def _kept(pool: PoolView) -> Floats:
+    """Of each instance: prompt tokens that an iteration takes beside the decodes, what it costs without them, and the
+    ratio while its telemetry is young. Made anew where something changed since the last request.
 
-    A queue never makes a prediction surer, whatever was learned: the queued ratio is at least the idle one.
+    The ratio is how far off a prediction may be (p90), as a share of it, by whether anything waits there. A queue never
+    makes a prediction surer, whatever was learned: the queued ratio is at least the idle one.
     """
-    idle, queued = known(calibration.margin_idle) or 0.0, known(calibration.margin_queued) or 0.0
-    np.multiply(columns.queued > 0.0, max(queued - idle, 0.0), out=out)
-    out += idle
-    if (grown := _grown(columns)) is not None:
-        out *= grown
+    columns, c, kept = pool.columns, pool.coefficients, pool.columns.kept
+    idle, queued = known(pool.calibration.margin_idle) or 0.0, known(pool.calibration.margin_queued) or 0.0
+    of = (c, pool.budget_tokens, idle, queued)
+    if kept.of != of:
+        kept.of, kept.rows = of, np.empty((3, len(columns)))
+        np.maximum(pool.budget_tokens - columns.decoding, 1.0, out=kept.rows[ROOM])
+        np.add(c.d_s * columns.context_tokens, c.c0_s, out=kept.rows[STEP])
+        kept.rows[KEPT_RATIO] = np.where(columns.queued > 0.0, max(idle, queued), idle)
+    else:
+        for slot in kept.changed:
+            kept.rows[ROOM, slot] = max(pool.budget_tokens - columns.decoding.item(slot), 1.0)
+            kept.rows[STEP, slot] = c.d_s * columns.context_tokens.item(slot) + c.c0_s
+            kept.rows[KEPT_RATIO, slot] = max(idle, queued) if columns.queued.item(slot) > 0.0 else idle
+    kept.changed.clear()
+    return kept.rows
 
 
-def _grown(columns: Columns) -> Floats | None:
-    """By what the ratio grows with age: 1 a second beyond the normal. None: nothing is that old."""
+def _grow(columns: Columns, ratio: Floats, *, out: Floats) -> None:
+    """The ratio with the age of what it rests on: × 1 more a second beyond the normal."""
     if not columns.aged:
-        return None
+        out[:] = ratio
+        return
     old_s = np.where(np.isnan(columns.age_s), AGE_MAX_S, np.minimum(columns.age_s, AGE_MAX_S)) - AGE_NORMAL_S
-    return 1.0 + np.maximum(old_s, 0.0)
+    np.multiply(ratio, 1.0 + np.maximum(old_s, 0.0), out=out)
 
 
 def _kv_use(columns: Columns, load_tokens: float, able: Flags | None, *, out: Floats) -> None:
