@@ -71,7 +71,7 @@ def policy_apply(
 
 @policy_app.command("status")
 def policy_status(kafka: KafkaOption = "", state_dir: State = STATE) -> None:
-    """Show what is in force, how a canary does beside it, and what was published before."""
+    """Show what is in force, how a canary does, the history."""
     from rich.console import Console
 
     from tokenfleet.adapters.clock import wall_s
