@@ -113,13 +113,15 @@ class Kept:
     """Rows that follow from the columns and from no request, kept from one snapshot to the next.
 
     `of` is what else they follow from, `changed` the slots whose numbers have changed since; who reads the rows makes
-    those anew (core.tokenpilot.cost).
+    those anew (core.tokenpilot.cost). `terms` is room for the terms of one request: new memory each time costs more
+    than what is computed in it.
     """
 
     def __init__(self) -> None:
         self.of: object = None
         self.rows: Floats = np.empty((0, 0))
         self.changed: set[int] = set()
+        self.terms: Floats = np.empty((0, 0))
 
 
 class Columns:

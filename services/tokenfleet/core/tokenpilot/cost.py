@@ -18,20 +18,18 @@ from tokenfleet.core.predict.work import COMPUTED_TOKENS_MIN, prefill_work_s, un
 
 AGE_MAX_S = 10.0  # beyond, an instance is suspect anyway; also stands for an unknown age
 KV_USE_MAX = 0.98  # keeps the pressure term finite at full KV
-
-
 COST, TTFT, WAIT, WORK, SAVED, RATIO, KV, KV_USE = range(8)  # rows of the terms
 TERMS = 8
 ROOM, STEP, KEPT_RATIO = range(3)  # rows of what is kept from one request to the next
 
 
 class Costs(Struct, frozen=True):
-    """The terms of all instances, finite; ttft and cost are ≥ 0, the bias (one for all unless it must be cut) may be
-    negative.
+    """The terms of all instances, good until the same pool is weighed again.
 
-    `terms` has a row for each of COST to KV_USE, so that all of a few instances are looked up at once. `saved` are the
-    expected seconds that the cache takes off the work, `ratio` is the p90 of the prediction's relative error, `kv_use`
-    the share of KV in use once the request is there, the pool's typical one where unknown.
+    They are finite; ttft and cost are ≥ 0, the bias (one for all unless it must be cut) may be negative. `terms` has a
+    row for each of COST to KV_USE, so that all of a few instances are looked up at once. `saved` are the expected
+    seconds that the cache takes off the work, `ratio` is the p90 of the prediction's relative error, `kv_use` the share
+    of KV in use once the request is there, the pool's typical one where unknown.
     """
 
     terms: Floats
@@ -73,7 +71,9 @@ def weigh(
     mean and typical values are theirs. `ahead_s` is held work that goes first on each, `held_s` all that is held, per
     instance."""
     columns, calibration = pool.columns, pool.calibration
-    terms = np.empty((TERMS, len(columns)))
+    if not columns.kept.terms.size:
+        columns.kept.terms = np.empty((TERMS, len(columns)))
+    terms = columns.kept.terms
     cost_s, ttft_s, wait_s, work_s, saved_s, ratio, kv_s, kv_use = terms
     _wait_s(prompt_tokens, pool, able, out=wait_s)
     if ahead_s is not None:

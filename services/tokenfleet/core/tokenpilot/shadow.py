@@ -60,26 +60,25 @@ def watched(
         network_s=network_s,
         last_instance=last_instance,
     )
+    slots = pool.columns.labels.slots
+    told = {name: slots[pick(replace(policy, tokenpilot=other)).target] for name, other in policy.shadows.items()}
     able, _ = hard(pool.columns, ask)
     weights = policy.tokenpilot
     costs = weigh(request.prompt_tokens, pool, weights, able, output_q50=output_q50, ahead_s=ahead_s, held_s=held_s)
     cached = pool.columns.hits
     hits = np.zeros(len(pool.columns)) if cached is None else np.minimum(cached, request.prompt_tokens)
-    slots = pool.columns.labels.slots
     chosen = slots[routing.target]
-    shadows: list[ShadowChoice] = []
-    for name, other in policy.shadows.items():
-        slot = slots[pick(replace(policy, tokenpilot=other)).target]
-        shadows.append(
-            ShadowChoice(
-                shadow=name,
-                instance=pool.columns.labels.names[slot],
-                cost_s=float(costs.cost_s[slot]),
-                ttft_s=float(costs.ttft_s[slot]),
-                regret_s=float(costs.ttft_s[slot] - costs.ttft_s[chosen]),
-                hit_tokens=int(hits[slot]),
-            )
+    shadows = [
+        ShadowChoice(
+            shadow=name,
+            instance=pool.columns.labels.names[slot],
+            cost_s=float(costs.cost_s[slot]),
+            ttft_s=float(costs.ttft_s[slot]),
+            regret_s=float(costs.ttft_s[slot] - costs.ttft_s[chosen]),
+            hit_tokens=int(hits[slot]),
         )
+        for name, slot in told.items()
+    ]
     return Watched(
         shadows=tuple(shadows),
         regret=Regret(
