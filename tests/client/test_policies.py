@@ -1,14 +1,17 @@
 """Policy commands: what can't be meant is one line, before anything is published."""
 
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
+from rich.console import Console
 
 from tests.test_cli import complaint
 from tokenfleet.adapters.policy_file import policy_text
-from tokenfleet.client.policies import arms_table, duration_s, share_of, status_lines
+from tokenfleet.client.policies import arms_table, duration_s, history_table, share_of, status_lines
 from tokenfleet.core.errors import BadRequestError
-from tokenfleet.core.revisions import ArmFigures, CanaryReport, PolicyLog, PolicyRevision, renumbered
+from tokenfleet.core.revisions import ArmFigures, CanaryReport, PolicyLog, PolicyRevision, renumbered, rollback_to
 
 
 @pytest.mark.parametrize("words", [("status",), ("rollback",), ("shadows",)], ids=lambda words: words[0])
@@ -69,3 +72,29 @@ def test_a_trial_that_somebody_else_ended_is_not_told_as_running() -> None:
         "canary revision 2 ended by another revision: 0 requests beside 0, 59 s to go",
     ]
     assert arms_table(PolicyLog()) is None
+
+
+def test_the_history_tells_what_was_tried_and_what_became_of_it() -> None:
+    assert history_table(PolicyLog()) is None
+    log = PolicyLog()
+    first = PolicyRevision(revision=1, toml=policy_text(), sha256="", by="ann")
+    tried = PolicyRevision(revision=2, toml="", sha256="", by="ben", canary_share=0.1, canary_for_s=60.0)
+    back = rollback_to(first.toml, tried, by="automatic rollback", reason="9.0% failed", at_wall_s=0.0)
+    for record in (first, tried, tried, back, back):
+        log.hear(record, at_s=1.8e9)
+    console = Console(width=160, file=StringIO())
+    console.print(history_table(log))
+    assert isinstance(console.file, StringIO)
+    lines = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
+    told = [line.split("│") for line in lines if "2027-01-15" in line]
+    assert [[cell.strip() for cell in row[1:-1]] for row in told] == [
+        ["3", AT, "into force", "automatic rollback", "canary revision 2 rolled back: 9.0% failed"],
+        ["2", AT, "on trial, 10.0% for 60 s", "ben", ""],
+        ["1", AT, "into force", "ann", ""],
+    ]
+    for number in range(4, 100):
+        log.hear(replace(first, revision=number), at_s=1.8e9)
+    assert [each.revision.revision for each in log.published] == [*range(80, 100)]
+
+
+AT = "2027-01-15 08:00:00.000Z"

@@ -44,7 +44,7 @@ def _dispatch(command: Command) -> str:
             said.append(f"  {option.site}  {option.refused}")
         else:
             parts = f"network {option.network_s:.3f} wait {option.wait_s:.3f} work {option.work_s:.3f}"
-            said.append(f"  {option.site}  {option.cost * 1000:.3f}m  first token {option.ttft_s:.3f} s ({parts})")
+            said.append(f"  {option.site}  {option.cost:.6f}  first token {option.ttft_s:.3f} s ({parts})")
     return "\n".join(said)
 
 

@@ -26,6 +26,11 @@ def test_the_shipped_policy_is_good() -> None:
         (("ttft_s = 2.0", "ttft_s = -1.0"), "ttft_s"),
         (("ttft_s = 2.0", "ttft_s = nan"), "ttft_s"),
         (("revision = 1", "revision = 1\n[tokenpilot]\nkv_lambda_s = inf"), "kv_lambda_s"),
+        (
+            ("revision = 1", 'revision = 1\n[tokenpilot]\nrule = "cheapest"'),
+            "'cheapest' - at `$.tokenpilot.rule`; there is: 'cost', 'least_requests', 'power_of_two', 'random', ",
+        ),
+        (("revision = 1", 'revision = 1\n[shadows.a]\nrule = "cheapest"'), "; there is: 'cost', "),
         (('residency = "eu-only"', 'residency = "mars"'), "tenants.eu-bank.residency: no rule 'mars'"),
         (('classes = ["batch"]', 'classes = ["gold"]'), "tenants.archive.classes: no class 'gold'"),
         (("[classes.batch]", "[classes.bulk]"), "classes: 'batch' is missing"),

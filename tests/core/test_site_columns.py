@@ -5,14 +5,17 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.builders import digest, keys, stored
 from tests.core.fleets import Town, asked
 from tokenfleet.core.asked import ROUTE
 from tokenfleet.core.columns import Columns, columns_of
 from tokenfleet.core.decision import Decision
+from tokenfleet.core.policy import TokenPilotPolicy
 from tokenfleet.core.pool import PoolView
 from tokenfleet.core.site import Heard
+from tokenfleet.core.tokenpilot.cost import weigh
 
 NUMBERS = [
     "age_s", "backlog_s", "behind_s", "queued", "queued_tokens", "decoding", "open", "context_tokens", "kv_held",
@@ -107,6 +110,10 @@ def agree(pool: PoolView) -> None:
     suspects = [np.zeros(len(told), np.bool_) if c.suspect is None else c.suspect for c in (told, expected)]
     assert suspects[0][alive].tolist() == suspects[1][alive].tolist()
     assert _running(told) == _running(expected)
+    if len(told):  # what is kept from one request to the next is what it would be anew
+        anew = replace(pool, columns=expected)
+        costs = [weigh(2000, view, TokenPilotPolicy(), None, output_q50=100.0).terms for view in (pool, anew)]
+        np.testing.assert_allclose(*costs, rtol=1e-9, atol=1e-9)
 
 
 def _same(told: Any, expected: Any, name: str) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from importlib.resources import files
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from tokenfleet.core.errors import PolicyError
 from tokenfleet.core.goodput.arms import Arms, Settled
 from tokenfleet.core.goodput.trial import PROMOTED_BY, ROLLED_BACK_BY, Judge
 from tokenfleet.core.policy import parse_policy
-from tokenfleet.core.records import OutcomeEvent
+from tokenfleet.core.records import OutcomeEvent, PlacedOn
 from tokenfleet.core.revisions import CanaryReport, PolicyRecord, PolicyRevision, renumbered
 
 SHIPPED = (files("tokenfleet.core") / "default_policy.toml").read_text()
@@ -185,3 +186,66 @@ def test_a_settled_request_that_opens_again_leaves_its_arm_as_it_was() -> None:
     assert arms.of[2].requests == 0
     assert not any(arms.of[2].ttft.values())
     assert POLICY.revision == 1
+
+
+def arms_after(seconds: float, *events: OutcomeEvent, late: bool = False) -> dict[int, Arm]:
+    """The arms when the log is complete up to `seconds` after the trial's beginning; `late`: heard of after that."""
+    arms, fleet = Arms(base=1, canary=2, since_s=T0), Fleet()
+    if not late:
+        fleet.partition.count_into(arms)
+    clock = [event("progress", request="clock", at_s=seconds + 5.0, elapsed_s=0.0, decision="", policy_revision=9)]
+    for source in ("b", "c"):
+        fleet.hear(*(events if source == "b" else ()), *clock, source=source)
+    fleet.publish()
+    if late:
+        fleet.partition.count_into(arms)
+    return arms.of
+
+
+def started(**facts: Any) -> OutcomeEvent:
+    """One that arrived at 1 s and has gone to its instance at once."""
+    known: dict[str, Any] = {"elapsed_s": 0.0, "policy_revision": 2}
+    return event("started", **(known | facts))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_request_that_hangs_counts_as_missed_once_its_level_can_not_be_met(late: bool) -> None:
+    assert arms_after(2.0, started(), late=late)[2].offered == {}
+    hung = arms_after(10.0, started(), late=late)[2]
+    assert (hung.requests, hung.open, hung.failed, hung.offered, hung.met) == (1, 1, 0, {"chat": 1}, {"chat": 0})
+
+
+def test_what_is_still_within_its_level_or_has_none_does_not_count_while_it_is_open() -> None:
+    first_token = event("first_token", at_s=1.5, elapsed_s=0.5, policy_revision=2)
+    assert arms_after(60.0, started(), first_token)[2].requests == 0  # how long its tokens take shows at its end
+    assert arms_after(60.0, started(request_class="free"))[2].requests == 0
+    assert arms_after(60.0, started(request_class="batch"))[2].requests == 0
+    assert arms_after(110.0, started(request_class="batch"))[2].open == 1
+    known = PlacedOn(uncached_tokens=30_000)
+    assert arms_after(20.0, started(request_class="long", placed=known))[2].open == 0  # 36 s for its prompt
+    assert arms_after(40.0, started(request_class="long", placed=known))[2].open == 1
+
+
+def test_a_hung_request_that_ends_after_all_counts_once() -> None:
+    end = finished(at_s=30.0, elapsed_s=29.0, ttft_s=28.0, policy_revision=2)
+    arm = arms_after(60.0, started(), end)[2]
+    assert (arm.requests, arm.open, arm.offered, arm.met) == (1, 0, {"chat": 1}, {"chat": 0})
+
+
+def test_a_canary_under_which_requests_hang_is_rolled_back() -> None:
+    one = judge(canary())
+    fleet = Fleet()
+    fleet.partition.count_into(one.arms)
+    good = [finished(request=f"1-{n}", policy_revision=1) for n in range(150)]
+    good += [finished(request=f"2-{n}", policy_revision=2) for n in range(150)]
+    hung = [started(request=f"2-hung-{n}") for n in range(60)]
+    for source in ("b", "c"):
+        clock = event("progress", request="clock", at_s=60.0, elapsed_s=0.0, decision="", policy_revision=9)
+        fleet.hear(*((*good, *hung) if source == "b" else ()), clock, source=source)
+    fleet.publish()
+    standing = one.due(complete_s=T0 + 50.0, at_wall_s=T0)
+    assert standing is not None
+    report, end = standing
+    assert (report.verdict, report.canary.open, report.base.open) == ("rolled_back", 60, 0)
+    assert end is not None
+    assert "chat within service level 71.4% of 210" in report.reason

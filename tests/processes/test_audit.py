@@ -26,10 +26,11 @@ from tokenfleet.adapters.kafka import Kafka
 from tokenfleet.adapters.kafka_admin import apply
 from tokenfleet.adapters.kafka_reading import Record
 from tokenfleet.adapters.postgres import Postgres, migrate
-from tokenfleet.adapters.topics import DECISIONS, GOODPUT, OUTCOMES, partition_of
+from tokenfleet.adapters.topics import DECISIONS, GOODPUT, OUTCOMES, POLICY, partition_of
 from tokenfleet.core.accounts import GoodputPartial, GoodputRow
 from tokenfleet.core.decision import Decision
 from tokenfleet.core.records import DecisionEnvelope, OutcomeEnvelope, OutcomeEvent, OutcomeKind
+from tokenfleet.core.revisions import ArmFigures, CanaryReport, PolicyRecord, PolicyRevision, promotion_of
 from tokenfleet.processes.audit import Writer
 from tokenfleet.wire.v1 import audit_pb2, audit_pb2_grpc
 
@@ -271,3 +272,36 @@ async def test_a_batch_waits_for_the_migration(database: str) -> None:
         await migrate(database)
         await asyncio.wait_for(writing, 20.0)
         assert writer.state()[0]
+
+
+async def test_every_published_policy_is_a_row_however_often_it_is_read(database: str) -> None:
+    await migrate(database)
+    tried = PolicyRevision(
+        revision=2, toml="revision = 2", sha256="ab" * 32, by="ann", canary_share=0.1, canary_for_s=60.0, reason="new\0"
+    )
+    report = CanaryReport(
+        base=ArmFigures(revision=1),
+        canary=ArmFigures(revision=2),
+        elapsed_s=60.0,
+        for_s=60.0,
+        verdict="promoted",
+        reason="no worse",
+    )
+    promoted = promotion_of(tried, by="automatic promotion", reason="no worse", at_wall_s=wall_s())
+    told: tuple[PolicyRecord, ...] = (tried, report, promoted)
+    records = [
+        Record(topic=POLICY, site="", cluster="c", partition=0, offset=offset, message=message, live=True)
+        for offset, message in enumerate(told)
+    ]
+    async with Postgres(database) as postgres:
+        store = AuditStore(postgres)
+        for _ in range(2):
+            await Writer(store).revisions(records)
+        assert store.quarantined == 0
+        rows = await postgres.fetch("select * from policy_revisions order by canary desc")
+    assert [(row["revision"], row["canary"], row["published_by"], row["canary_share"]) for row in rows] == [
+        (2, True, "ann", 0.1),
+        (2, False, "automatic promotion", 1.0),
+    ]
+    assert rows[1]["reason"] == "canary revision 2 promoted: no worse"
+    assert {row["toml"] for row in rows} == {"revision = 2"}

@@ -332,6 +332,17 @@ def test_the_command_prints_one_object(maker: Maker) -> None:
     assert ("dynamo:overlap_weight=8", 9) in maker.made
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_broken_off_it_tells_how_far_it_came_and_how_to_go_on(maker: Maker, tmp_path: Path, kept: bool) -> None:
+    maker.broken_after = 3
+    keep = ["--keep", str(tmp_path)] if kept else []
+    words = ["compare", "reuse", "--policies", "random,llmd", "--baseline", "random", "--seeds", "1-4", "--no-bounds"]
+    result = CliRunner().invoke(sim_app, [*words, *keep])
+    assert result.exit_code == 130
+    goes_on = f"the same command goes on from {tmp_path}" if kept else "with --keep FOLDER the same command would go on"
+    assert result.stderr == f"stopped: 3 of 8 runs of reuse are done; {goes_on}\n"
+
+
 def test_the_command_prints_a_table(maker: Maker) -> None:
     result = CliRunner().invoke(sim_app, ["compare", "--policies", "random", "--baseline", "random", "--no-bounds"])
     assert result.exit_code == 0, result.output

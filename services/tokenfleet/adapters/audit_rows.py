@@ -1,4 +1,4 @@
-"""Audit rows: decisions, outcomes and goodput as rows of their tables."""
+"""Audit rows: decisions, outcomes, goodput and policy revisions as rows of their tables."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,6 +10,7 @@ from tokenfleet.adapters.postgres import Row
 from tokenfleet.adapters.safe_text import day_of, safe, safe_json, safe_key, safe_moment
 from tokenfleet.core.accounts import GoodputPartial, GoodputRow
 from tokenfleet.core.records import DecisionEnvelope, OutcomeEnvelope
+from tokenfleet.core.revisions import PolicyRecord, PolicyRevision
 
 
 class Table(NamedTuple):
@@ -46,6 +47,13 @@ OUTCOME_ROWS = Table(
 _SUMS = tuple(GoodputRow.__struct_fields__[GoodputRow.__struct_fields__.index("goodput_tokens") :])
 GOODPUT_KEY = ("width_s", "start_s", "request_class", "tenant", "pool", "cluster", "site", "partition")
 GOODPUT_ROWS = Table("goodput", (*GOODPUT_KEY, "version", *_SUMS))
+REVISION_ROWS = Table(
+    "policy_revisions",
+    (
+        *("revision", "canary", "sha256", "published_by", "reason"),
+        *("canary_share", "canary_for_s", "at", "toml"),
+    ),
+)
 
 
 def decision_items(records: Sequence[Record[DecisionEnvelope]]) -> list[Item]:
@@ -118,6 +126,27 @@ def goodput_items(records: Sequence[Record[GoodputPartial]]) -> list[Item]:
                 *(safe_key(partial.cluster), safe_key(partial.site), partial.partition),
             )
             items.append(_item(record, number, (*key, row.version, *(getattr(row, name) for name in _SUMS))))
+    return items
+
+
+def revision_items(records: Sequence[Record[PolicyRecord]]) -> list[Item]:
+    """One row a published file; a judge's reports are none, what they come to is told by the revision that follows."""
+    items: list[Item] = []
+    for record in records:
+        revision = record.message
+        if isinstance(revision, PolicyRevision):
+            row = (
+                revision.revision,
+                revision.is_canary,
+                safe_key(revision.sha256),
+                safe(revision.by),
+                safe(revision.reason),
+                revision.canary_share,
+                revision.canary_for_s,
+                safe_moment(revision.at_wall_s),
+                safe(revision.toml),
+            )
+            items.append(_item(record, 0, row))
     return items
 
 

@@ -7,7 +7,15 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import date, timedelta
 
-from tokenfleet.adapters.audit_rows import DECISION_ROWS, GOODPUT_KEY, GOODPUT_ROWS, OUTCOME_ROWS, Item, Table
+from tokenfleet.adapters.audit_rows import (
+    DECISION_ROWS,
+    GOODPUT_KEY,
+    GOODPUT_ROWS,
+    OUTCOME_ROWS,
+    REVISION_ROWS,
+    Item,
+    Table,
+)
 from tokenfleet.adapters.postgres import Connection, Postgres, Row, RowsRefusedError, copy_in
 from tokenfleet.adapters.safe_text import safe_key
 
@@ -43,6 +51,9 @@ class AuditStore:
 
     async def add_goodput(self, items: Sequence[Item]) -> None:
         await self._add(items, _replace_older)
+
+    async def add_revisions(self, items: Sequence[Item]) -> None:
+        await self._add(items, lambda connection, rows: _insert_new(connection, REVISION_ROWS, rows))
 
     async def ask(self) -> None:
         """Return if the server answers and the tables are there."""

@@ -60,7 +60,7 @@ ROLES: dict[str, Role] = {
     ),
     "audit": Role(
         writes=frozenset({"deadletter"}),
-        reads=frozenset({"decisions", "outcomes", "goodput"}),
+        reads=frozenset({"decisions", "outcomes", "goodput", "policy"}),
         groups=("audit",),
         fleet_wide=True,
     ),

@@ -46,7 +46,7 @@ class Lane:
 
     @property
     def bytes_long(self) -> int:
-        return sum(segment.bytes_long for _, segment in self._segments)
+        return sum([segment.bytes_long for _, segment in self._segments])
 
     def append(self, frame: bytes) -> None:
         """Raises OSError."""
@@ -145,7 +145,7 @@ class Spool:
 
     @property
     def bytes_long(self) -> int:
-        return sum(lane.bytes_long for lane in self.lanes)
+        return sum([lane.bytes_long for lane in self._lanes.values()])
 
     def append(self, spooled: Spooled) -> bool:
         """Keep a record; its lane is its topic's name. False when it is lost at once: counted, reported, not raised."""
@@ -171,8 +171,8 @@ class Spool:
 
     def _make_room(self, size: int, lane: Lane) -> bool:
         """Let less precious records go, then this lane's own oldest, never a more precious lane's."""
-        order = [other for other in self.lanes if self.lanes.index(other) <= self.lanes.index(lane)]
         while self.bytes_long + size > self._bytes_max:
+            order = self.lanes[: self.lanes.index(lane) + 1]
             if not any(other.give_up_oldest() for other in order):
                 return False
         return True

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.table import Table
+from rich.text import Text
 
 from tokenfleet.adapters.clock import wall_s
 from tokenfleet.adapters.kafka import Kafka
@@ -13,12 +14,14 @@ from tokenfleet.adapters.kafka_reading import BEGINNING
 from tokenfleet.adapters.policy_file import load_policy, policy_text
 from tokenfleet.adapters.topics import POLICY
 from tokenfleet.client import calls
+from tokenfleet.client.words import moment
 from tokenfleet.core.canary import SAMPLES_MIN
 from tokenfleet.core.errors import BadRequestError, PolicyError
 from tokenfleet.core.revisions import (
     CANARY_FOR_MAX_S,
     CANARY_KEY,
     FILE_KEY,
+    REVISIONS_KEPT,
     ArmFigures,
     PolicyLog,
     PolicyRevision,
@@ -147,6 +150,21 @@ def status_lines(log: PolicyLog, *, now_wall_s: float) -> list[str]:
     return lines
 
 
+def history_table(log: PolicyLog) -> Table | None:
+    """The last revisions that came into force or on trial, newest first, None if there is none."""
+    if not log.published:
+        return None
+    table = Table(title=f"published, newest first; of {REVISIONS_KEPT} at most, as far as the topic has them")
+    for name in ("revision", "at", "came", "by", "why"):
+        table.add_column(name, justify="right" if name == "revision" else "left", no_wrap=name != "why")
+    for revision, at_s in reversed(log.published):
+        came = "into force"
+        if revision.is_canary:
+            came = f"on trial, {revision.canary_share:.1%} for {revision.canary_for_s:.0f} s"
+        table.add_row(str(revision.revision), moment(at_s), came, Text(revision.by), Text(revision.reason))
+    return table
+
+
 def arms_table(log: PolicyLog) -> Table | None:
     """Both arms of the last trial side by side, None if none was judged."""
     if (report := log.report) is None:
@@ -156,7 +174,8 @@ def arms_table(log: PolicyLog) -> Table | None:
     for name, arm in (("in force", report.base), ("canary", report.canary)):
         table.add_column(f"{name}, revision {arm.revision}", justify="right")
     arms = (report.base, report.canary)
-    table.add_row("requests ended", *(f"{arm.requests:,}" for arm in arms))
+    table.add_row("requests ended or overdue", *(f"{arm.requests:,}" for arm in arms))
+    table.add_row("still open, too late", *(_share(arm.open, arm.requests) for arm in arms))
     table.add_row("failed", *(_share(arm.failed, arm.requests) for arm in arms))
     for name in sorted({name for arm in arms for name in arm.classes}):
         table.add_row(f"{name} within level", *(_attained(arm, name) for arm in arms))

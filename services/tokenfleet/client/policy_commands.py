@@ -71,17 +71,18 @@ def policy_apply(
 
 @policy_app.command("status")
 def policy_status(kafka: KafkaOption = "", state_dir: State = STATE) -> None:
-    """Show what is in force, and how a canary does beside it."""
+    """Show what is in force, how a canary does, the history."""
     from rich.console import Console
 
     from tokenfleet.adapters.clock import wall_s
-    from tokenfleet.client.policies import arms_table, read_log, status_lines
+    from tokenfleet.client.policies import arms_table, history_table, read_log, status_lines
 
     log = asyncio.run(read_log(kafka or endpoints(state_dir).kafka))
     for line in status_lines(log, now_wall_s=wall_s()):
         typer.echo(line)
-    if (table := arms_table(log)) is not None:
-        Console().print(table)
+    for table in (arms_table(log), history_table(log)):
+        if table is not None:
+            Console().print(table)
 
 
 @policy_app.command("shadows")

@@ -26,6 +26,11 @@ def age_words(age_s: float | None) -> str:
     return f"{age_s * 1000:.0f} ms" if age_s < 1 else f"{age_s:.1f} s"
 
 
+def moment(wall_s: float) -> str:
+    """A wall time with its date, in UTC."""
+    return dt.datetime.fromtimestamp(wall_s, tz=dt.UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
+
+
 def plain(
     message: decision_pb2.Decision
     | scheduler_pb2.SitesResponse
@@ -43,7 +48,7 @@ def decision_words(decision: decision_pb2.Decision) -> RenderableType:
     head = Text.assemble(
         (verdict.upper(), f"bold {VERDICT_STYLES.get(verdict, '')}"),
         f" {decision.target or decision.site or '-'}",
-        f"  {_at(decision.at_wall_s)}  attempt {decision.attempt}  [{decision.id}]",
+        f"  {moment(decision.at_wall_s)}  attempt {decision.attempt}  [{decision.id}]",
     )
     age = decision.age_s if decision.HasField("age_s") else None
     mode = decision_pb2.Mode.Name(decision.mode).removeprefix("MODE_").lower()
@@ -116,14 +121,9 @@ def decisions_table(decisions: Iterable[decision_pb2.Decision]) -> RenderableTyp
         said = Text(verdict, style=VERDICT_STYLES.get(verdict, ""))
         where = each.target or each.site
         table.add_row(
-            each.request, _at(each.at_wall_s)[11:], said, each.request_class, each.tenant, where, each.sentence
+            each.request, moment(each.at_wall_s)[11:], said, each.request_class, each.tenant, where, each.sentence
         )
     return table
-
-
-def _at(wall_s: float) -> str:
-    """A wall time with its date, in UTC."""
-    return dt.datetime.fromtimestamp(wall_s, tz=dt.UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
 
 
 def _agreed(admission: decision_pb2.Admission) -> str:
@@ -168,9 +168,9 @@ def _options(decision: decision_pb2.Decision) -> Table:
             f"{getattr(option, name) * 1000:.0f}" if option.HasField(name) else ""
             for name in ("ttft_s", "wait_s", "network_s")
         )
-        cost = f"{option.cost * 1000:.3f}" if option.HasField("cost") else ""
+        cost = f"{option.cost:.6f}" if option.HasField("cost") else ""
         table.add_row(f"  {option.site}", cost, *seconds, str(option.hit_tokens or ""), option.refused)
-    table.caption = "  cost (latency, GPU, egress) in thousandths of the policy's currency; times in ms; hit in tokens"
+    table.caption = "  cost of the request (latency, GPU, egress) in the policy's currency; times in ms; hit in tokens"
     table.caption_justify = "left"
     return table
 
@@ -187,7 +187,7 @@ def _outcomes(events: Iterable[outcomes_pb2.OutcomeEvent]) -> Table:
         )
         ttft = f"{event.ttft_s * 1000:.0f} ms" if event.HasField("ttft_s") else ""
         tpot = f"{event.tpot_s * 1000:.1f} ms" if event.HasField("tpot_s") else ""
-        at = _at(event.at_wall_s)[11:]
+        at = moment(event.at_wall_s)[11:]
         after = f"{event.elapsed_s:.3f} s"
         table.add_row(f"{kind} (attempt {event.attempt})", at, after, event.instance, ttft, tpot, *counts, event.stop)
     return table

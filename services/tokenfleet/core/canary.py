@@ -27,10 +27,14 @@ LEAST_S = 1e-4
 
 
 class Arm(Struct, kw_only=True):
-    """Counts of one arm: requests that ended, and how. `ttft` are times to first token in buckets of BUCKET."""
+    """Counts of one arm: requests that ended, and how; `open` of them have not, and can't meet their level any more.
+
+    `ttft` are times to first token in buckets of BUCKET.
+    """
 
     requests: int = 0
     failed: int = 0
+    open: int = 0
     met: dict[str, int] = {}
     offered: dict[str, int] = {}
     ttft: dict[int, int] = {}
@@ -41,6 +45,7 @@ class Arm(Struct, kw_only=True):
             revision=revision,
             requests=self.requests,
             failed=self.failed,
+            open=self.open,
             classes={
                 name: ClassShare(met=self.met.get(name, 0), offered=offered)
                 for name, offered in sorted(self.offered.items())

@@ -109,6 +109,21 @@ class Fixed:
         self.surcharge = None if bool((share == 1.0).all()) else 1.0 / share - 1.0
 
 
+class Kept:
+    """Rows that follow from the columns and from no request, kept from one snapshot to the next.
+
+    `of` is what else they follow from, `changed` the slots whose numbers have changed since; who reads the rows makes
+    those anew (core.tokenpilot.cost). `terms` is room for the terms of one request: new memory each time costs more
+    than what is computed in it.
+    """
+
+    def __init__(self) -> None:
+        self.of: object = None
+        self.rows: Floats = np.empty((0, 0))
+        self.changed: set[int] = set()
+        self.terms: Floats = np.empty((0, 0))
+
+
 class Columns:
     """One snapshot, read only.
 
@@ -118,12 +133,13 @@ class Columns:
     `open` are sequences queued, decoding or foreign. `kv_room` is total − held, ∞ where either is unknown or nothing
     is held. `hits` are the tokens of the request's prefix that each holds, `p_hit` the chance that they are there,
     `kv_state` an index of KV_STATES. `classes` has the running requests of each class that has any, `classes_queued`
-    those of them that have no first token yet. `views` makes the same snapshot one instance at a time.
+    those of them that have no first token yet. `kept` lives as long as the table. `views` makes the same snapshot one
+    instance at a time.
     """
 
     __slots__ = (
         "aged", "backlog_s", "behind_s", "born_s", "classes", "classes_queued", "context_tokens", "decoding", "fixed",
-        "hits", "kv_held", "kv_room", "kv_state", "labels", "now_s", "open", "p_hit", "probe", "queued",
+        "hits", "kept", "kv_held", "kv_room", "kv_state", "labels", "now_s", "open", "p_hit", "probe", "queued",
         "queued_tokens", "suspect", "unsure", "views", "whole",
     )  # fmt: skip
 
@@ -153,6 +169,7 @@ class Columns:
         kv_state: Codes,
         classes: dict[str, Floats],
         classes_queued: dict[str, Floats],
+        kept: Kept,
         views: Callable[[], tuple[InstanceView, ...]],
     ) -> None:
         """None for `suspect`, `probe` and `hits`: nobody is or has any."""
@@ -179,6 +196,7 @@ class Columns:
         self.kv_state = kv_state
         self.classes = classes
         self.classes_queued = classes_queued
+        self.kept = kept
         self.views = views
 
     def __len__(self) -> int:
@@ -188,10 +206,6 @@ class Columns:
     def age_s(self) -> Floats:
         """Seconds since the telemetry of each was taken."""
         return np.maximum(self.now_s - self.born_s, 0.0)
-
-    def ages_s(self, at: Slots) -> Floats:
-        """The same of some."""
-        return np.maximum(self.now_s - self.born_s.take(at), 0.0)
 
     def availabilities(self, among: Flags | None = None) -> dict[str, int]:
         """How many instances, of those `among`, are in each availability that occurs."""
@@ -260,6 +274,7 @@ def columns_of(instances: Sequence[InstanceView]) -> Columns:
         kv_state=np.array([KV_STATES.index(i.kv_state) for i in views], np.int8),
         classes=_by_class([i.class_running for i in views]),
         classes_queued=_by_class([i.class_queued for i in views]),
+        kept=Kept(),
         views=lambda: views,
     )
 

@@ -67,7 +67,7 @@ class Request(Struct, frozen=True, kw_only=True):
     dry_run: bool = False
 
 
-class Candidate(Struct, frozen=True, kw_only=True):
+class Candidate(Struct, frozen=True):
     """One instance that TokenPilot weighed; all terms are seconds and add up to `cost_s`.
 
     ttft_s = wait_s + work_s + bias_s is the predicted time to first token, without network; cost_s = ttft_s +
@@ -87,7 +87,6 @@ class Candidate(Struct, frozen=True, kw_only=True):
     kv_s: float = 0.0
     decode_s: float = 0.0
     weight_s: float = 0.0  # what an operator's weight other than 1 adds
-    pace_s: float = 0.0  # what the prefill costs those who decode there, where classes share the pool
     hit_tokens: int = 0
     uncached_tokens: int = 0
     p_hit: float = 0.0
@@ -96,6 +95,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     suspect: bool = False
     kv_use: float | None = None
     filtered: str = ""
+    pace_s: float = 0.0  # what the prefill costs those who decode there, where classes share the pool
 
 
 class SiteOption(Struct, frozen=True, kw_only=True):

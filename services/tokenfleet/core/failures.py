@@ -22,6 +22,7 @@ class Failures:
     def __init__(self, policy: LivenessPolicy) -> None:
         self.policy = policy
         self._known: dict[str, _Evidence] = {}
+        self._held: set[str] = set()  # those of them that are out or half-open: few, and asked for at each decision
 
     def settled(self, instance: str, *, failed: bool, now_s: float) -> None:
         """One attempt on `instance` ended; see FAILED for which ends count."""
@@ -32,11 +33,12 @@ class Failures:
             if failed:
                 known.hold(now_s, self.policy)
             else:
-                del self._known[instance]
+                self.forget(instance)
             return
         known.add(failed, now_s, window_s=self.policy.failures_window_s)
         if known.is_failing(self.policy):
             known.hold(now_s, self.policy)
+            self._held.add(instance)
 
     def standings(self, pool: Collection[str], now_s: float) -> Mapping[str, Standing]:
         """Those of `pool` that are held back: `out`; `probe`, half-open with a request to spare; or `probed`, without.
@@ -44,8 +46,7 @@ class Failures:
         At most `out_share_max` of the pool, and one of any pool of two or more (a share of a small pool would never
         hold back anybody): those held back first. The others stay in, so a fault of the clients can't empty a pool.
         """
-        known = [(evidence, name) for name, evidence in self._known.items() if name in pool]
-        held = [(evidence.held_since_s, name) for evidence, name in known if evidence.out_until_s is not None]
+        held = [(self._known[name].held_since_s, name) for name in self._held if name in pool]
         most = max(int(self.policy.out_share_max * len(pool)), 1 if len(pool) > 1 else 0)
         return {name: self._known[name].standing(now_s) for _, name in sorted(held)[:most]}
 
@@ -57,6 +58,12 @@ class Failures:
     def forget(self, instance: str) -> None:
         """The instance is gone, or another boot has its name."""
         self._known.pop(instance, None)
+        self._held.discard(instance)
+
+    @property
+    def some_held(self) -> bool:
+        """Whether any instance is held back."""
+        return bool(self._held)
 
     def __len__(self) -> int:
         return len(self._known)

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from tokenfleet.core.errors import PolicyError, UnknownModelError, UnknownSiteError, UnknownTenantError
+from tokenfleet.core.permitted import permitted_words
 from tokenfleet.core.ranges import NonNegative, Positive, Share
 from tokenfleet.core.slomax.terms import (
     ControllerPolicy,
@@ -354,7 +355,7 @@ def parse_policy(toml: str, *, source: str) -> Policy:
     try:
         policy = msgspec.toml.decode(toml, type=Policy)
     except (msgspec.DecodeError, ValueError) as error:
-        raise PolicyError(f"{source}: {error}") from error
+        raise PolicyError(f"{source}: {error}{permitted_words(str(error), Policy)}") from error
     for problem in (*_unusable_names(policy), *_dangling(policy)):
         raise PolicyError(f"{source}: {problem}")
     return policy

@@ -22,6 +22,7 @@ from tokenfleet.core.columns import (
     Fixed,
     Flags,
     Floats,
+    Kept,
     Labels,
     kv_room,
     operator_share,
@@ -71,12 +72,13 @@ class PoolTable:
         self._numbers = np.zeros((FIELDS, size))
         self._told = [UNTOLD] * size
         self._fixed: Fixed | None = None
-        self._failing = np.zeros(size, np.bool_)
+        self._failing: Flags | None = None  # None: nobody
         self._partial: set[int] = set()  # slots with an unknown number
         self._kv_state = np.full(size, KV_STATES.index("none"), np.int8)
         self._kv_slot = np.full(size, -1, np.int64)
         self._classes: dict[str, Floats] = {}
         self._classes_queued: dict[str, Floats] = {}
+        self._kept = Kept()
         self._oldest_s: tuple[float, float] | None = None
         self._p_hit: tuple[list[float], Floats] | None = None  # by KV_STATES, by slot
 
@@ -112,9 +114,9 @@ class PoolTable:
         )
         if told != self._told[slot]:
             self._told[slot], self._fixed = told, None
-        self._numbers[:, slot] = (
-            _told(row.born_s),
-            _told(row.silent_since_s),
+        self._hear(slot, row)
+        self._kept.changed.add(slot)
+        self._numbers[WORK:, slot] = (
             min(load.backlog_s, SECONDS_MAX),
             standing.head_began_s,
             standing.head_work_s,
@@ -128,7 +130,6 @@ class PoolTable:
             kv_room(held, total),
         )
         (self._partial.add if total + held + context != total + held + context else self._partial.discard)(slot)
-        self._oldest_s = None
         if self._kv_state[slot] != KV_STATES.index(kv_state):
             self._kv_state[slot], self._p_hit = KV_STATES.index(kv_state), None
         self._kv_slot[slot] = kv_slot
@@ -140,9 +141,13 @@ class PoolTable:
         """The same heartbeat came again with another age."""
         slot = self.labels.slots.get(row.beat.instance)
         if slot is not None:
-            self._numbers[BORN, slot] = _told(row.born_s)
-            self._numbers[SILENT_SINCE, slot] = _told(row.silent_since_s)
-            self._oldest_s = None
+            self._hear(slot, row)
+
+    def _hear(self, slot: int, row: InstanceRow) -> None:
+        born_s, silent_since_s = _told(row.born_s), _told(row.silent_since_s)
+        numbers = self._numbers
+        if numbers[BORN, slot] != born_s or numbers[SILENT_SINCE, slot] != silent_since_s:
+            numbers[BORN, slot], numbers[SILENT_SINCE, slot], self._oldest_s = born_s, silent_since_s, None
 
     def hits(self, depths: Depths, block_tokens: int) -> Floats:
         """Tokens that each instance holds, of blocks by place in the prefix index (the last is 0: no credit)."""
@@ -195,6 +200,7 @@ class PoolTable:
             kv_state=self._kv_state,
             classes=self._classes,
             classes_queued=self._classes_queued,
+            kept=self._kept,
             views=views,
         )
 
@@ -208,7 +214,7 @@ class PoolTable:
                 context_max=np.array(told[3], np.float64),
                 share=np.array(told[4], np.float64),
             )
-            self._failing = np.array(told[5], np.bool_)
+            self._failing = np.array(told[5], np.bool_) if any(told[5]) else None
         return self._fixed
 
     def _ages(self, now_s: float, policy: LivenessPolicy) -> tuple[float, bool, Flags | None, Flags | None]:
@@ -227,10 +233,10 @@ class PoolTable:
         self, fixed: Fixed, failures: Mapping[str, FailureStanding], lives: Flags | None
     ) -> tuple[Fixed, Flags | None]:
         """Who doesn't answer its living agent, or failed lately, is out or half-open whatever else is said of it."""
-        out = self._failing if lives is None else self._failing & lives
-        if not failures and not out.any():
+        out = self._failing if self._failing is None or lives is None else self._failing & lives
+        if not failures and (out is None or not out.any()):
             return fixed, None
-        availability = np.where(out, np.int8(OUT), fixed.availability)
+        availability = fixed.availability.copy() if out is None else np.where(out, np.int8(OUT), fixed.availability)
         probe: Flags | None = None
         for name, standing in failures.items():
             slot = self.labels.slots[name]
@@ -274,7 +280,7 @@ def p_hit(calibration: PoolCalibration, state: KvState) -> float:
 
 def _least(values: Floats) -> float:
     """The least; −∞ when any is unknown."""
-    least = float(values.min(initial=np.inf))
+    least = values.item(values.argmin()) if values.size else np.inf
     return least if least == least else -np.inf
 
 

@@ -76,7 +76,7 @@ class Pools:
             now_s,
             hits=table.hits(self._prefix.depths(keyed.block_keys), keyed.block_tokens) if keyed else None,
             calibration=calibration,
-            failures=self._failures.standings(table.labels.slots, now_s) if len(self._failures) else {},
+            failures=self._failures.standings(table.labels.slots, now_s) if self._failures.some_held else {},
             policy=self._policy,
             views=partial(self._views, model, now_s, calibration, request),
         )

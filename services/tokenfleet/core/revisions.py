@@ -5,7 +5,8 @@ that adds up goodput judges it (core.canary) and publishes what becomes of it as
 """
 
 import re
-from typing import Annotated, Literal
+from collections import deque
+from typing import Annotated, Literal, NamedTuple
 
 import xxhash
 from msgspec import Meta, Struct
@@ -49,14 +50,15 @@ class ClassShare(Struct, frozen=True, kw_only=True):
 
 
 class ArmFigures(Struct, frozen=True, kw_only=True):
-    """How the requests of one arm of a trial went, as far as they have ended; quantiles are None without a first token.
+    """How the requests of one arm of a trial went, as far as that is known; quantiles are None without a first token.
 
-    `failed` ended without success: failed, timed out or lost.
+    `failed` ended without success: failed, timed out or lost. `open` have not ended and missed their service level.
     """
 
     revision: Count
     requests: Count = 0
     failed: Count = 0
+    open: Count = 0
     classes: dict[str, ClassShare] = {}
     ttft_p50_s: float | None = None
     ttft_p95_s: float | None = None
@@ -123,10 +125,21 @@ def check_covers(policy: Policy, in_force: Policy) -> None:
         raise PolicyError(f"canary revision {policy.revision}: it has no default_tenant, which is in use")
 
 
+REVISIONS_KEPT = 20  # of the history, each with its file
+
+
+class Published(NamedTuple):
+    """A revision that came into force or on trial, and when the log took it (Unix seconds of the broker)."""
+
+    revision: PolicyRevision
+    at_s: float
+
+
 class PolicyLog:
     """What the `policy` topic says, read from its beginning: the file in force, the canary, its judge's last report.
 
-    `canary_at_s` is when the log took the canary (Unix seconds of the broker).
+    `canary_at_s` is when the log took the canary (Unix seconds of the broker). `published` are the last of both kinds,
+    oldest first, as far as the compacted topic still has them.
     """
 
     def __init__(self) -> None:
@@ -134,6 +147,7 @@ class PolicyLog:
         self.canary: PolicyRevision | None = None
         self.canary_at_s = 0.0
         self.report: CanaryReport | None = None
+        self.published: deque[Published] = deque(maxlen=REVISIONS_KEPT)
 
     @property
     def greatest(self) -> int:
@@ -148,9 +162,11 @@ class PolicyLog:
             case PolicyRevision() if record.is_canary:
                 if record.revision > self.greatest:
                     self.canary, self.canary_at_s = record, at_s
+                    self.published.append(Published(record, at_s))
             case PolicyRevision():
                 if self.in_force is None or record.revision > self.in_force.revision:
                     self.in_force = record
+                    self.published.append(Published(record, at_s))
                 if self.canary is not None and self.canary.revision <= record.revision:
                     self.canary = None
 

@@ -1,4 +1,4 @@
-"""Audit: every decision and every outcome as a row of PostgreSQL, exactly once, and the answers of the Audit service.
+"""Audit: every decision, outcome and policy revision as a row of PostgreSQL, once; the answers of the Audit service.
 
 The one writer reads by assignment and commits what is written. While PostgreSQL is away it neither reads on nor
 commits: Kafka is the spool, for as long as it keeps the topics (7 days). Rows come twice after a kill; keys make that
@@ -14,7 +14,7 @@ from typing import Any, Final
 import uvloop
 from prometheus_client import Counter, Gauge
 
-from tokenfleet.adapters.audit_rows import decision_items, goodput_items, outcome_items
+from tokenfleet.adapters.audit_rows import decision_items, goodput_items, outcome_items, revision_items
 from tokenfleet.adapters.audit_service import SERVICE_NAME, AuditService, register
 from tokenfleet.adapters.audit_store import AuditStore
 from tokenfleet.adapters.clock import monotonic_s, wall_s
@@ -27,10 +27,11 @@ from tokenfleet.adapters.running import run_process, watched
 from tokenfleet.adapters.safe_text import day_of
 from tokenfleet.adapters.settings import AuditSettings
 from tokenfleet.adapters.status import Status
-from tokenfleet.adapters.topics import DECISIONS, GOODPUT, OUTCOMES
+from tokenfleet.adapters.topics import DECISIONS, GOODPUT, OUTCOMES, POLICY
 from tokenfleet.core.accounts import GoodputPartial
 from tokenfleet.core.errors import SetupError
 from tokenfleet.core.records import DecisionEnvelope, OutcomeEnvelope
+from tokenfleet.core.revisions import PolicyRecord
 
 GROUP: Final = "audit"
 RETRY_FIRST_S: Final = 0.1
@@ -66,6 +67,11 @@ class Writer:
         items = goodput_items(records)
         await self._write(lambda: self._store.add_goodput(items))
         ROWS.labels("goodput").inc(len(items))
+
+    async def revisions(self, records: Sequence[Record[PolicyRecord]]) -> None:
+        items = revision_items(records)
+        await self._write(lambda: self._store.add_revisions(items))
+        ROWS.labels("policy_revisions").inc(len(items))
 
     def state(self) -> tuple[bool, str]:
         """For /health: not ready while PostgreSQL is away."""
@@ -140,7 +146,10 @@ async def run(settings: AuditSettings) -> None:
 
 
 def _workers(kafka: Kafka, writer: Writer, sites: Sequence[str]) -> list[LoneWorker[Any]]:
-    workers: list[LoneWorker[Any]] = [kafka.lone_worker(GOODPUT, "", writer.goodput, group=GROUP)]
+    workers: list[LoneWorker[Any]] = [
+        kafka.lone_worker(GOODPUT, "", writer.goodput, group=GROUP),
+        kafka.lone_worker(POLICY, "", writer.revisions, group=GROUP),
+    ]
     for site in sites:
         workers.append(kafka.lone_worker(DECISIONS, site, writer.decisions, group=GROUP))
         workers.append(kafka.lone_worker(OUTCOMES, site, writer.outcomes, group=GROUP))

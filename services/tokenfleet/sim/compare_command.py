@@ -53,11 +53,11 @@ def compare(
     from tokenfleet.sim.compare import BOUNDS, routing_runs
     from tokenfleet.sim.compare_words import compared_table, grid_table, markdown
     from tokenfleet.sim.compared import compared
+    from tokenfleet.sim.made import made_of
     from tokenfleet.sim.page import check_report, write_report
     from tokenfleet.sim.policies import policy_named
     from tokenfleet.sim.report import report
     from tokenfleet.sim.scenarios import options_of
-    from tokenfleet.sim.words import runs_bar
 
     changes: dict[str, object] = {
         "trace": trace,
@@ -83,8 +83,7 @@ def compare(
     runs = routing_runs(keep)
 
     def make(wanted: Sequence["Job"]) -> list["Cell"]:
-        with runs_bar(len(wanted)) as made:
-            return runs.cells(wanted, processes=jobs, made=made)
+        return made_of(runs, wanted, processes=jobs, what=wanted[0].scenario, keep=keep)
 
     grids: dict[str, dict[str, tuple[Tried, ...]]] = {}
     every: list[Cell] = []

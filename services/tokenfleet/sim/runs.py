@@ -10,8 +10,9 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
+from signal import SIG_DFL, SIGINT, signal
 from typing import Generic, TypeVar
 
 import msgspec
@@ -19,7 +20,7 @@ import msgspec
 from tokenfleet.core.errors import SetupError
 
 Job = TypeVar("Job")
-Cell = TypeVar("Cell", bound=msgspec.Struct)
+Cell = TypeVar("Cell")
 
 
 class Runs(Generic[Job, Cell]):
@@ -87,13 +88,23 @@ class Runs(Generic[Job, Cell]):
             for place in places:
                 yield place, self._make(jobs[place])
             return
-        with ProcessPoolExecutor(min(processes, len(places)), mp_context=get_context("spawn")) as pool:
+        workers = min(processes, len(places))
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_ends_silently) as pool:
             coming = {pool.submit(self._make, jobs[place]): place for place in places}
             try:
                 for future in as_completed(coming):
                     yield coming[future], future.result()
+            except BaseException:  # nobody waits for what is under way
+                for worker in active_children():
+                    worker.terminate()
+                raise
             finally:
                 pool.shutdown(cancel_futures=True)
+
+
+def _ends_silently() -> None:
+    """A terminal's Ctrl-C reaches every process; one of them tells of it."""
+    signal(SIGINT, SIG_DFL)
 
 
 def named_by(words: str, seed: int, *decides: bytes) -> str:
@@ -117,7 +128,7 @@ def code_version() -> str:
 SHOWING = frozenset(
     {
         *("words", "command", "commands", "compared", "compare_words", "compare_command"),
-        *("report", "page", "pictures", "drawing", "tuned"),
+        *("report", "page", "made", "pictures", "drawing", "tuned"),
     }
 )
 

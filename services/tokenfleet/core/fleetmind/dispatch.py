@@ -231,26 +231,25 @@ def _nowhere(refused: Sequence[Refused], policy: Policy, options: tuple[SiteOpti
 
 
 def _words(demand: Demand, chosen: Eligible, best: Eligible, eligible: Sequence[Eligible], *, least_gain: float) -> str:
-    """The choice against its nearest rival: `stays at b …` or `goes to c …`, costs in thousandths of the currency."""
+    """The choice against its nearest rival: `stays at b …` or `goes to c …`, costs in the policy's currency."""
     verb = "stays at" if chosen.site == demand.home else "goes to"
-    head = f"{verb} {chosen.site} for {_thousandths(chosen.cost.total)}"
+    head = f"{verb} {chosen.site} at a cost of {_money(chosen.cost.total)}"
     rivals = [e for e in eligible if e.site != chosen.site]
     if not rivals:
         return f"{head}, the only site that passes"
     rival = min(rivals, key=lambda e: (e.cost.total, e.site))
     gap = rival.cost.total - chosen.cost.total
-    told = f"{head}, runner-up {rival.site} at {_thousandths(rival.cost.total)}"
+    told = f"{head}, runner-up {rival.site} at {_money(rival.cost.total)}"
     if gap >= 0.0:
         return told
     if best is not chosen and chosen.site == demand.home:
-        return (
-            f"{told}: the gain of {_thousandths(-gap)} is below the {_thousandths(least_gain)} that a move must bring"
-        )
+        return f"{told}: the gain of {_money(-gap)} is below the {_money(least_gain)} that a move must bring"
     return f"{told}: near enough to keep the prefix together"
 
 
-def _thousandths(money: float) -> str:
-    return f"{money * 1000.0:.3f}m"
+def _money(amount: float) -> str:
+    """To the millionth: one request costs thousandths."""
+    return f"{amount:.6f}"
 
 
 def _option(judged: Eligible | Refused) -> SiteOption:

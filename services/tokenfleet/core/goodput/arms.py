@@ -1,10 +1,11 @@
 """Arms: the requests of both arms of a trial, counted as they settle.
 
 A request belongs to the arm whose revision decided it, and to the trial if it arrived after the trial began. What it
-counts for is a function of all that was heard of it, so it is counted anew with every event.
+counts for is a function of all that was heard of it, so it is counted anew with every event. One that is still open
+counts as missed once its service level can't be met any more: a revision under which requests hang must not look good.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from tokenfleet.core.canary import Arm, bucket_of
 from tokenfleet.core.goodput.judge import Attained, End
@@ -14,12 +15,13 @@ REQUESTS_MAX = 500_000  # bounds memory at some 150 MiB; more than any judgement
 
 
 class Settled(NamedTuple):
-    """How a logical request ended. `revision` decided it, 0 when unknown; `arrived_s` is event time."""
+    """How a logical request ended, or that it is open past its level. `revision` decided it, 0 when unknown;
+    `arrived_s` is event time."""
 
     revision: int
     arrived_s: float
     request_class: str
-    end: End
+    end: End | Literal["open"]
     attained: Attained
     ttft_s: float | None
 
@@ -33,7 +35,7 @@ class Arms:
         self._counted: dict[str, Settled] = {}
 
     def hear(self, request: str, settled: Settled | None) -> None:
-        """The request counts for `settled` now; None: it has not ended."""
+        """The request counts for `settled` now; None: it is open and may be met."""
         before = self._counted.get(request)
         if before == settled:
             return
@@ -47,12 +49,13 @@ class Arms:
             _count(self.of[settled.revision], settled, 1)
 
 
-FAILED: frozenset[End] = frozenset({"failed", "timed_out", "lost"})
+FAILED = frozenset({"failed", "timed_out", "lost"})
 
 
 def _count(arm: Arm, settled: Settled, sign: int) -> None:
     arm.requests += sign
     arm.failed += sign * (settled.end in FAILED)
+    arm.open += sign * (settled.end == "open")
     if settled.attained != "excluded":
         name = settled.request_class
         arm.offered[name] = arm.offered.get(name, 0) + sign

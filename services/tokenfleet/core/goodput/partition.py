@@ -45,6 +45,9 @@ class PartitionGoodput:
         self._rows = Rows(terms.windows_s, published=published, from_s=from_s)
         self._requests: dict[str, LogicalRequest] = {}
         self._due: list[tuple[float, str]] = []
+        self._misses: list[
+            tuple[float, str]
+        ] = []  # open requests of a trial, by when they will have missed their level
 
     def hear(
         self, source: str, envelope: OutcomeEnvelope, *, appended_wall_s: float, now_s: float
@@ -71,6 +74,10 @@ class PartitionGoodput:
         self._watermark_s = -math.inf if watermark_s is None else watermark_s
         while self._due and (self._due[0][0] <= self._watermark_s or len(self._requests) > REQUESTS_MAX):
             self._settle_due(heapq.heappop(self._due))
+        while self._misses and self._misses[0][0] <= self._watermark_s:
+            _, name = heapq.heappop(self._misses)
+            if (request := self._requests.get(name)) is not None:
+                self._count(name, request)
         if watermark_s is None:
             return None
         self._rows.close(watermark_s, lateness_s=self.policy.goodput.lateness_s + self.policy.goodput.watermark_lag_s)
@@ -92,9 +99,9 @@ class PartitionGoodput:
     def count_into(self, arms: Arms | None) -> None:
         """Count both arms of a trial from now on, with the requests in memory; None: there is no trial."""
         self._arms = arms
-        if arms is not None:
-            for name, request in self._requests.items():
-                arms.hear(name, request.settled(self.policy, self._watermark_s))
+        self._misses = []
+        for name, request in self._requests.items():
+            self._count(name, request)
 
     @property
     def requests(self) -> int:
@@ -112,8 +119,7 @@ class PartitionGoodput:
 
     def _repost(self, name: str, request: LogicalRequest) -> None:
         account = request.account(self.policy, self._watermark_s)
-        if self._arms is not None:
-            self._arms.hear(name, request.settled(self.policy, self._watermark_s))
+        self._count(name, request)
         if account.postings != request.postings:
             # The new ones go first: a row that both touch must not look unused in between.
             self._rows.post(account.postings)
@@ -123,6 +129,15 @@ class PartitionGoodput:
             request.due_s = account.due_s
             request.forget = account.forget
             heapq.heappush(self._due, (account.due_s, name))
+
+    def _count(self, name: str, request: LogicalRequest) -> None:
+        """What the request counts for in the trial now, if there is one."""
+        if self._arms is None:
+            return
+        settled = request.settled(self.policy, self._watermark_s)
+        self._arms.hear(name, settled)
+        if settled is None and (misses_at_s := request.misses_at_s(self.policy)) < math.inf:
+            heapq.heappush(self._misses, (misses_at_s, name))
 
     def _settle_due(self, due: tuple[float, str]) -> None:
         due_s, name = due

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tokenfleet.core.goodput.arms import Settled
-from tokenfleet.core.goodput.judge import NO_SLO, Attained, Execution, judge, terms_of
+from tokenfleet.core.goodput.judge import NO_SLO, Attained, Execution, judge, terms_of, ttft_bound_s
 from tokenfleet.core.policy import Policy
 from tokenfleet.core.records import TERMINAL_KINDS, OutcomeEvent
 
@@ -87,20 +87,48 @@ class LogicalRequest:
         return Account(postings, last_s + policy.goodput.settled_keep_s, True)
 
     def settled(self, policy: Policy, watermark_s: float) -> Settled | None:
-        """How it ended, for the trial of a policy; None while that is open."""
+        """How it ended, for the trial of a policy; None while that is open and its level may be met."""
         executions, open_attempts = self._executions(policy.goodput.open_sweep_s, watermark_s)
         decided = _decided(executions, settled=not open_attempts)
         known = [heard for heard in self._heard.values() if not heard.late]
-        if decided is None or not known:
+        if not known:
             return None
+        if decided is None:
+            last = max(known, key=lambda heard: (heard.event.attempt, heard.rank)).event
+            missed = self.misses_at_s(policy) <= watermark_s
+            return (
+                None
+                if not missed
+                else Settled(
+                    revision=last.policy_revision,
+                    arrived_s=_arrived_s(known),
+                    request_class=last.request_class,
+                    end="open",
+                    attained="missed",
+                    ttft_s=None,
+                )
+            )
         return Settled(
             revision=decided.policy_revision,
-            arrived_s=min(heard.at_s - heard.event.elapsed_s for heard in known),
+            arrived_s=_arrived_s(known),
             request_class=decided.request_class,
             end=decided.end,
             attained=_attained(decided, policy),
             ttft_s=decided.ttft_s,
         )
+
+    def misses_at_s(self, policy: Policy) -> float:
+        """The event time from which it can't meet its level any more if nothing more is heard of it; infinite if it has
+        no level, or one that nothing but its end can show missed."""
+        known = [heard for heard in self._heard.values() if not heard.late]
+        terms = terms_of(policy, known[0].event.request_class) if known else None
+        if terms is None:
+            return math.inf
+        within_s = math.inf if terms.deadline_s is None else terms.deadline_s
+        bound_s = ttft_bound_s(terms, _prompt_tokens(known))
+        if bound_s is not None and not any(_first_token_s(heard.event) <= bound_s for heard in known):
+            within_s = min(within_s, bound_s)
+        return _arrived_s(known) + within_s
 
     def _executions(self, sweep_s: float, watermark_s: float) -> tuple[list[Execution], dict[int, float]]:
         """Ended attempts, and of the open ones the event time at which they will be swept."""
@@ -141,6 +169,24 @@ class LogicalRequest:
             if heard.late:
                 event = heard.event
                 yield Posting(heard.at_s, event.request_class, event.tenant, event.pool, (("late_dropped", 1),))
+
+
+def _arrived_s(known: list[Heard]) -> float:
+    return min(heard.at_s - heard.event.elapsed_s for heard in known)
+
+
+def _prompt_tokens(known: list[Heard]) -> int | None:
+    """As reported, else as believed when it was placed."""
+    reported = _first_known(None, (heard.event.prompt_tokens for heard in known))
+    placed = (heard.event.placed for heard in known)
+    return _first_known(reported, (each.hit_tokens + each.uncached_tokens for each in placed if each is not None))
+
+
+def _first_token_s(event: OutcomeEvent) -> float:
+    """Seconds from arrival to the first token, infinite for an event that tells of none."""
+    if event.ttft_s is not None:
+        return event.ttft_s
+    return event.elapsed_s if event.kind == "first_token" else math.inf
 
 
 def _settlement(executions: list[Execution], policy: Policy, *, settled: bool) -> Iterable[Posting]:

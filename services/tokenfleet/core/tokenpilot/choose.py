@@ -12,7 +12,7 @@ from tokenfleet.core.columns import Columns, Flags, Floats, Hashes, Slots
 from tokenfleet.core.decision import Request
 from tokenfleet.core.policy import Policy, TokenPilotPolicy
 from tokenfleet.core.pool import PoolView
-from tokenfleet.core.tokenpilot.cost import Costs, weigh
+from tokenfleet.core.tokenpilot.cost import COST, Costs, weigh
 from tokenfleet.core.tokenpilot.evidence import Chosen, refusal, routing_of
 from tokenfleet.core.tokenpilot.filters import ask_of, hard, soften, trusted
 from tokenfleet.core.tokenpilot.routing import Routing
@@ -59,7 +59,8 @@ def choose(
         return refusal(pool, excluded)
     costs = weigh(request.prompt_tokens, pool, weights, able, output_q50=output_q50, ahead_s=ahead_s, held_s=held_s)
     if pace_s is not None:
-        costs = replace(costs, cost_s=costs.cost_s + pace_s, pace_s=pace_s)
+        costs.terms[COST] += pace_s
+        costs = replace(costs, pace_s=pace_s)
     left, removed, relaxed = soften(columns, costs, able, ask, blind=weights.rule != "cost")
     sure = trusted(columns)
     suspect_only = sure is not None and not (sure if able is None else sure & able).any()
@@ -120,7 +121,7 @@ def _cheapest(
     if len(near) == 1:
         return Chosen(best, "least_cost")
     share = columns.fixed.share[near]
-    if len(request.block_keys) >= KEY_BYTES and not _any_warm(near, columns, costs):
+    if len(request.block_keys) >= KEY_BYTES and not _any_warm(near, columns):
         home = home_of(columns.labels.hashes[near], share, request.block_keys[:KEY_BYTES])
         return Chosen(near.item(home), "prefix_home", near_ties=len(near))
     upto = (share.cumsum() / share.sum()).tolist()
@@ -135,8 +136,8 @@ def home_of(names: Hashes, share: Floats, first_key: bytes) -> int:
     return int(nearest.argmin())
 
 
-def _any_warm(near: Slots, columns: Columns, costs: Costs) -> bool:
-    return costs.warm is not None and columns.hits is not None and bool(columns.hits.take(near).any())
+def _any_warm(near: Slots, columns: Columns) -> bool:
+    return columns.hits is not None and bool(columns.hits.take(near).any())
 
 
 def _tie_s(best: int, costs: Costs, weights: TokenPilotPolicy) -> float:

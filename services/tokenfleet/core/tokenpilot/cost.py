@@ -9,8 +9,8 @@ import math
 import numpy as np
 from msgspec import Struct
 
-from tokenfleet.core.accounts import Coefficients, PoolCalibration
-from tokenfleet.core.columns import AGE_NORMAL_S, SECONDS_MAX, Columns, Flags, Floats, Slots
+from tokenfleet.core.accounts import Coefficients
+from tokenfleet.core.columns import AGE_NORMAL_S, SECONDS_MAX, Columns, Flags, Floats
 from tokenfleet.core.known import known
 from tokenfleet.core.policy import TokenPilotPolicy
 from tokenfleet.core.pool import PoolView
@@ -18,35 +18,45 @@ from tokenfleet.core.predict.work import COMPUTED_TOKENS_MIN, prefill_work_s, un
 
 AGE_MAX_S = 10.0  # beyond, an instance is suspect anyway; also stands for an unknown age
 KV_USE_MAX = 0.98  # keeps the pressure term finite at full KV
-
-
-class Warm(Struct, frozen=True):
-    """What the cache is credited with, of the instances that hold any of the prefix: their slots, ascending, the tokens
-    of the hit, its chance and the expected seconds saved."""
-
-    slots: Slots
-    tokens: Floats
-    p_hit: Floats
-    saved_s: Floats
+COST, TTFT, WAIT, WORK, SAVED, RATIO, KV, KV_USE = range(8)  # rows of the terms
+TERMS = 8
+ROOM, STEP, KEPT_RATIO = range(3)  # rows of what is kept from one request to the next
 
 
 class Costs(Struct, frozen=True):
-    """The terms of all instances, finite; ttft and cost are ≥ 0, the bias (one for all unless it must be cut) may be
-    negative. `ratio` is the p90 of the prediction's relative error, `kv_use` the share of KV in use once the request is
-    there, the pool's typical one where unknown. `pace_s` is what pacing added, None where classes don't share.
+    """The terms of all instances, good until the same pool is weighed again.
+
+    They are finite; ttft and cost are ≥ 0, the bias (one for all unless it must be cut) may be negative. `terms` has a
+    row for each of COST to KV_USE, so that all of a few instances are looked up at once. `saved` are the expected
+    seconds that the cache takes off the work, `ratio` is the p90 of the prediction's relative error, `kv_use` the share
+    of KV in use once the request is there, the pool's typical one where unknown. `pace_s` is what pacing added, None
+    where classes don't share.
     """
 
-    cost_s: Floats
-    ttft_s: Floats
-    wait_s: Floats
-    work_s: Floats
+    terms: Floats
     bias_s: Floats | float
-    ratio: Floats
     reuse_price: float
-    kv_s: Floats
-    warm: Warm | None
-    kv_use: Floats
     pace_s: Floats | None = None
+
+    @property
+    def cost_s(self) -> Floats:
+        return self.terms[COST]
+
+    @property
+    def ttft_s(self) -> Floats:
+        return self.terms[TTFT]
+
+    @property
+    def wait_s(self) -> Floats:
+        return self.terms[WAIT]
+
+    @property
+    def work_s(self) -> Floats:
+        return self.terms[WORK]
+
+    @property
+    def ratio(self) -> Floats:
+        return self.terms[RATIO]
 
 
 def weigh(
@@ -63,25 +73,27 @@ def weigh(
     mean and typical values are theirs. `ahead_s` is held work that goes first on each, `held_s` all that is held, per
     instance."""
     columns, calibration = pool.columns, pool.calibration
-    backlog_s = columns.backlog_s if able is None else columns.backlog_s[able]
-    wait_s = _wait_s(prompt_tokens, pool, backlog_s)
-    wait_s = wait_s if ahead_s is None else wait_s + ahead_s
-    work_s, warm = _work(prompt_tokens, pool, able)
+    if not columns.kept.terms.size:
+        columns.kept.terms = np.empty((TERMS, len(columns)))
+    terms = columns.kept.terms
+    cost_s, ttft_s, wait_s, work_s, saved_s, ratio, kv_s, kv_use = terms
+    _wait_s(prompt_tokens, pool, able, out=wait_s)
+    if ahead_s is not None:
+        wait_s += ahead_s
+    kept = _kept(pool)
+    _work(prompt_tokens, pool, kept, able, out=work_s, saved_s=saved_s)
     price = reuse_price(columns.behind_s if able is None else columns.behind_s[able], held_s, weights)
-    idle, queued = _ratios(calibration)
-    kv_use = _kv_use(columns, prompt_tokens + (known(output_q50) or 0.0), able)
-    kv_s = kv_pressure_s(kv_use, weights)
-    sum_s = wait_s + work_s
+    _kv_use(columns, prompt_tokens + (known(output_q50) or 0.0), able, out=kv_use)
+    kv_pressure_s(kv_use, weights, out=kv_s)
+    _grow(columns, kept[KEPT_RATIO], out=ratio)
+    np.add(wait_s, work_s, out=ttft_s)
+    np.multiply(weights.margin_weight, ratio, out=cost_s)
+    cost_s *= ttft_s
     # What was learned to come earlier than predicted is taken from the wait: no prompt beats its own prefill.
     bias = calibration.bias_s if abs(calibration.bias_s) < SECONDS_MAX else 0.0
     bias_s = bias if bias >= 0.0 else np.maximum(bias, -wait_s)
-    ttft_s = sum_s + bias_s if bias else sum_s
-    ratio: Floats = np.multiply(columns.queued > 0.0, queued - idle)
-    ratio += idle
-    if (grown := _grown(columns)) is not None:
-        ratio *= grown
-    cost_s = weights.margin_weight * ratio
-    cost_s *= sum_s
+    if bias:
+        ttft_s += bias_s
     cost_s += ttft_s
     cost_s += price * work_s
     cost_s += kv_s
@@ -89,7 +101,7 @@ def weigh(
         cost_s += weights.decode_price_s * columns.decoding
     if columns.fixed.surcharge is not None:
         cost_s += columns.fixed.surcharge * ttft_s
-    return Costs(cost_s, ttft_s, wait_s, work_s, bias_s, ratio, price, kv_s, warm, kv_use)
+    return Costs(terms, bias_s, price)
 
 
 def reuse_price(behind_s: Floats, held_s: float, weights: TokenPilotPolicy) -> float:
@@ -103,12 +115,13 @@ def reuse_price(behind_s: Floats, held_s: float, weights: TokenPilotPolicy) -> f
     return min(weights.reuse_max, weights.reuse_base + weights.reuse_slope_per_s * (queued_s + held_s))
 
 
-def _wait_s(prompt_tokens: int, pool: PoolView, backlog_s: Floats) -> Floats:
+def _wait_s(prompt_tokens: int, pool: PoolView, able: Flags | None, *, out: Floats) -> None:
     """The backlog; where it is unknown the pool's p75, and one never heard waits at least that: not idle for all we
     know."""
     columns = pool.columns
+    out[:] = columns.backlog_s
     if not columns.unsure:
-        return columns.backlog_s
+        return
     cold_s = prefill_work_s(
         uncached_tokens(prompt_tokens, 0),
         0,
@@ -117,42 +130,46 @@ def _wait_s(prompt_tokens: int, pool: PoolView, backlog_s: Floats) -> Floats:
         coefficients=pool.coefficients,
         budget_tokens=pool.budget_tokens,
     )
-    typical_s = upper_quartile(backlog_s, otherwise=cold_s)
-    wait_s = np.where(np.isnan(columns.age_s), np.fmax(columns.backlog_s, typical_s), columns.backlog_s)
-    return np.where(np.isnan(wait_s), typical_s, wait_s)
+    typical_s = upper_quartile(out if able is None else out[able], otherwise=cold_s)
+    np.fmax(out, typical_s, out=out, where=np.isnan(columns.age_s) | np.isnan(out))
 
 
-def _work(prompt_tokens: int, pool: PoolView, able: Flags | None) -> tuple[Floats, Warm | None]:
+def _work(
+    prompt_tokens: int, pool: PoolView, kept: Floats, able: Flags | None, *, out: Floats, saved_s: Floats
+) -> None:
     """Expected work, and what the cache saves of it.
 
     The prefix is there with chance p: p · work(hit) + (1 − p) · work(0). So a warm instance beats an idle cold one
     iff p · seconds saved > extra wait + extra margin.
     """
     columns, c = pool.columns, pool.coefficients
-    room, step_s = _iterations(pool, able)
+    room, step_s = kept[ROOM], _step_s(pool, kept, able)
     cold = float(uncached_tokens(prompt_tokens, 0))
-    work_s = cold / room
-    np.ceil(work_s, out=work_s)
-    work_s *= step_s
-    work_s += max(c.w_min_s, c.a_s * cold) + c.b_s * cold * cold / 2
+    np.divide(cold, room, out=out)
+    np.ceil(out, out=out)
+    out *= step_s
+    out += max(c.w_min_s, c.a_s * cold) + c.b_s * cold * cold / 2
+    saved_s.fill(0.0)
     if columns.hits is None or not prompt_tokens:
-        return work_s, None
+        return
     warm = (columns.hits > 0.0).nonzero()[0]
-    tokens = np.minimum(columns.hits[warm], prompt_tokens)
-    left = np.maximum(prompt_tokens - tokens, max(min(prompt_tokens, COMPUTED_TOKENS_MIN), 1))
-    cold_s, chance = work_s[warm], columns.p_hit[warm]
-    saved_s = cold_s - _prefill_s(left, tokens, room[warm], step_s[warm], c)
-    np.maximum(saved_s, 0.0, out=saved_s)
-    saved_s *= chance
-    cold_s -= saved_s
-    work_s[warm] = cold_s
-    return work_s, Warm(warm, tokens, chance, saved_s)
+    tokens = columns.hits.take(warm)
+    np.minimum(tokens, prompt_tokens, out=tokens)
+    left = prompt_tokens - tokens
+    np.maximum(left, max(min(prompt_tokens, COMPUTED_TOKENS_MIN), 1), out=left)
+    cold_s = out.take(warm)
+    saved = cold_s - _prefill_s(left, tokens, room.take(warm), step_s.take(warm), c)
+    np.maximum(saved, 0.0, out=saved)
+    saved *= columns.p_hit.take(warm)
+    saved_s[warm] = saved
+    out[warm] = cold_s - saved
 
 
 def dense_work_s(prompts: Floats, hits: Floats, pool: PoolView) -> Floats:
     """Expected work of several prompts (their tokens as one column) on every instance; `hits` are their cached tokens,
     a row a prompt."""
-    room, step_s = _iterations(pool, None)
+    kept = _kept(pool)
+    room, step_s = kept[ROOM], _step_s(pool, kept, None)
     least = np.maximum(np.minimum(prompts, COMPUTED_TOKENS_MIN), 1.0)
     cached = np.minimum(hits, prompts)
     cold_s = _prefill_s(np.maximum(prompts, 1.0), np.zeros_like(prompts), room, step_s, pool.coefficients)
@@ -162,17 +179,12 @@ def dense_work_s(prompts: Floats, hits: Floats, pool: PoolView) -> Floats:
     return np.minimum(work_s, SECONDS_MAX)
 
 
-def _iterations(pool: PoolView, able: Flags | None) -> tuple[Floats, Floats]:
-    """On each instance: prompt tokens that an iteration takes beside the decodes, and what it costs without them."""
-    columns, c = pool.columns, pool.coefficients
-    room = pool.budget_tokens - columns.decoding
-    np.maximum(room, 1.0, out=room)
-    context_tokens = columns.context_tokens
-    if not columns.whole:
-        context_tokens = _typical_where_unknown(context_tokens, able, otherwise=0.0)
-    step_s = c.d_s * context_tokens
-    step_s += c.c0_s
-    return room, step_s
+def _step_s(pool: PoolView, kept: Floats, able: Flags | None) -> Floats:
+    """What an iteration costs on each instance without the prompt's tokens."""
+    if pool.columns.whole:
+        return kept[STEP]
+    context_tokens = _typical_where_unknown(pool.columns.context_tokens, able, otherwise=0.0)
+    return pool.coefficients.d_s * context_tokens + pool.coefficients.c0_s
 
 
 def _prefill_s(left: Floats, cached: Floats, room: Floats, step_s: Floats, c: Coefficients) -> Floats:
@@ -180,37 +192,53 @@ def _prefill_s(left: Floats, cached: Floats, room: Floats, step_s: Floats, c: Co
     return np.ceil(left / room) * step_s + np.maximum(c.w_min_s, c.a_s * left) + c.b_s * left * (cached + left / 2)
 
 
-def _ratios(calibration: PoolCalibration) -> tuple[float, float]:
-    """How far off a prediction may be (p90), as a share of it, on an instance where nothing waits and where some do.
+def _kept(pool: PoolView) -> Floats:
+    """Of each instance: prompt tokens that an iteration takes beside the decodes, what it costs without them, and the
+    ratio while its telemetry is young. Made anew where something changed since the last request.
 
-    A queue never makes a prediction surer, whatever was learned: the queued ratio is at least the idle one.
+    The ratio is how far off a prediction may be (p90), as a share of it, by whether anything waits there. A queue never
+    makes a prediction surer, whatever was learned: the queued ratio is at least the idle one.
     """
-    idle, queued = known(calibration.margin_idle) or 0.0, known(calibration.margin_queued) or 0.0
-    return idle, max(idle, queued)
+    columns, c, kept = pool.columns, pool.coefficients, pool.columns.kept
+    idle, queued = known(pool.calibration.margin_idle) or 0.0, known(pool.calibration.margin_queued) or 0.0
+    of = (c, pool.budget_tokens, idle, queued)
+    if kept.of != of:
+        kept.of, kept.rows = of, np.empty((3, len(columns)))
+        np.maximum(pool.budget_tokens - columns.decoding, 1.0, out=kept.rows[ROOM])
+        np.add(c.d_s * columns.context_tokens, c.c0_s, out=kept.rows[STEP])
+        kept.rows[KEPT_RATIO] = np.where(columns.queued > 0.0, max(idle, queued), idle)
+    else:
+        for slot in kept.changed:
+            kept.rows[ROOM, slot] = max(pool.budget_tokens - columns.decoding.item(slot), 1.0)
+            kept.rows[STEP, slot] = c.d_s * columns.context_tokens.item(slot) + c.c0_s
+            kept.rows[KEPT_RATIO, slot] = max(idle, queued) if columns.queued.item(slot) > 0.0 else idle
+    kept.changed.clear()
+    return kept.rows
 
 
-def _grown(columns: Columns) -> Floats | None:
-    """By what the ratio grows with age: 1 a second beyond the normal. None: nothing is that old."""
+def _grow(columns: Columns, ratio: Floats, *, out: Floats) -> None:
+    """The ratio with the age of what it rests on: × 1 more a second beyond the normal."""
     if not columns.aged:
-        return None
+        out[:] = ratio
+        return
     old_s = np.where(np.isnan(columns.age_s), AGE_MAX_S, np.minimum(columns.age_s, AGE_MAX_S)) - AGE_NORMAL_S
-    return 1.0 + np.maximum(old_s, 0.0)
+    np.multiply(ratio, 1.0 + np.maximum(old_s, 0.0), out=out)
 
 
-def _kv_use(columns: Columns, load_tokens: float, able: Flags | None) -> Floats:
+def _kv_use(columns: Columns, load_tokens: float, able: Flags | None, *, out: Floats) -> None:
+    np.add(columns.kv_held, load_tokens, out=out)
     if columns.whole:
-        whole = columns.kv_held + load_tokens
-        whole /= columns.fixed.kv_total
-        return whole
-    use = (columns.kv_held + load_tokens) / np.maximum(columns.fixed.kv_total, 1.0)
-    return _typical_where_unknown(use, able, otherwise=0.0)
+        out /= columns.fixed.kv_total
+    else:
+        out /= np.maximum(columns.fixed.kv_total, 1.0)
+        out[:] = _typical_where_unknown(out, able, otherwise=0.0)
 
 
-def kv_pressure_s(use: Floats, weights: TokenPilotPolicy) -> Floats:
+def kv_pressure_s(use: Floats, weights: TokenPilotPolicy, *, out: Floats | None = None) -> Floats:
     """slope · max(0, use − knee) + λ · use / (1 − use): the nearer KV is to full, the likelier a preemption."""
     most = use.item(use.argmax()) if use.size else 0.0
     capped = use if most <= KV_USE_MAX else np.minimum(use, KV_USE_MAX)
-    pressure_s = 1.0 - capped
+    pressure_s = np.subtract(1.0, capped, out=out)
     np.divide(capped, pressure_s, out=pressure_s)
     pressure_s *= weights.kv_lambda_s
     if most > weights.kv_knee:

@@ -1,9 +1,11 @@
 """Evidence: the routing as a value, with the terms of the best candidates; made after the choice, of a few."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from tokenfleet.core.columns import KV_STATES, Columns, Flags, Floats, Slots
 from tokenfleet.core.decision import Candidate, How
@@ -11,7 +13,7 @@ from tokenfleet.core.policy import TokenPilotPolicy
 from tokenfleet.core.pool import PoolView
 from tokenfleet.core.predict.work import uncached_tokens
 from tokenfleet.core.records import PlacedOn
-from tokenfleet.core.tokenpilot.cost import Costs, Warm
+from tokenfleet.core.tokenpilot.cost import Costs
 from tokenfleet.core.tokenpilot.explain import deciding_term, refusal_sentence, sentence_of
 from tokenfleet.core.tokenpilot.filters import refusal_of
 from tokenfleet.core.tokenpilot.routing import Routing
@@ -106,13 +108,13 @@ def _least(cost_s: Floats, most: int) -> list[int]:
         near = least.argpartition(most)[:most]  # each holds one of the least, so no other run does
         slots = (near + IN_RUN * runs).ravel()
         slots = np.concatenate([slots, np.arange(runs * RUN, len(cost_s))])
-        slots = slots[cost_s[slots].argpartition(most)[:most]]
+        slots = slots.take(cost_s.take(slots).argpartition(most)[:most])
     elif len(cost_s) > most:
         slots = cost_s.argpartition(most)[:most]
     else:
         slots = np.arange(len(cost_s))
     slots.sort()
-    return slots[cost_s[slots].argsort(kind="stable")].tolist()
+    return slots.take(cost_s.take(slots).argsort(kind="stable")).tolist()
 
 
 def _runner_up(
@@ -143,88 +145,77 @@ def _candidates(
     weights: TokenPilotPolicy,
     prompt_tokens: int,
 ) -> list[Candidate]:
-    at, count = np.array(slots), len(slots)
-    terms = zip(
-        [columns.labels.names[slot] for slot in slots],
-        costs.cost_s[at].tolist(),
-        costs.ttft_s[at].tolist(),
-        costs.wait_s[at].tolist(),
-        costs.work_s[at].tolist(),
-        costs.ratio[at].tolist(),
-        costs.kv_s[at].tolist(),
-        costs.kv_use[at].tolist(),
-        columns.decoding[at].tolist(),
-        columns.ages_s(at).tolist(),
-        *_credit(at, columns, costs.warm),
-        _each(costs.bias_s, at),
-        [0.0] * count if columns.fixed.surcharge is None else columns.fixed.surcharge[at].tolist(),
-        [False] * count if columns.suspect is None else columns.suspect[at].tolist(),
-        [True] * count if columns.whole else _sized(at, columns),
-        [0.0] * count if costs.pace_s is None else costs.pace_s[at].tolist(),
-        _removers(at, removed),
-        strict=True,
-    )
+    at = np.array(slots)
+    now_s, names = columns.now_s, columns.labels.names
+    computed_min = uncached_tokens(prompt_tokens, prompt_tokens)
     told: list[Candidate] = []
     for (
-        name, cost_s, ttft_s, wait_s, work_s, ratio, kv_s, kv_use, decoding, age_s, hit, p_hit, saved_s, bias_s,
-        surcharge, suspect, sized, pace_s, filtered,
-    ) in terms:  # fmt: skip
+        name, (cost_s, ttft_s, wait_s, work_s, saved_s, ratio, kv_s, kv_use), decoding, born_s, cached, p_hit,
+        bias_s, surcharge, suspect, sized, pace_s, filtered,
+    ) in zip(
+        [names[slot] for slot in slots],
+        costs.terms.take(at, axis=1).T.tolist(),
+        columns.decoding.take(at).tolist(),
+        columns.born_s.take(at).tolist(),
+        _each(columns.hits, at),
+        columns.p_hit.take(at).tolist(),
+        _each(costs.bias_s, at),
+        _each(columns.fixed.surcharge, at),
+        _each(columns.suspect, at),
+        _sized(at, columns),
+        _each(costs.pace_s, at),
+        _removers(at, removed),
+        strict=True,
+    ):  # fmt: skip
+        hit = min(int(cached), prompt_tokens)
+        age_s = max(now_s - born_s, 0.0) if born_s == born_s else None
         told.append(
-            Candidate(
-                instance=name,
-                cost_s=cost_s,
-                ttft_s=ttft_s,
-                wait_s=wait_s,
-                work_s=work_s,
-                bias_s=bias_s,
-                margin_s=weights.margin_weight * ratio * (wait_s + work_s),
-                reuse_s=costs.reuse_price * work_s,
-                kv_s=kv_s,
-                decode_s=weights.decode_price_s * decoding,
-                weight_s=surcharge * ttft_s,
-                pace_s=pace_s,
-                hit_tokens=int(hit),
-                uncached_tokens=uncached_tokens(prompt_tokens, int(hit)),
-                p_hit=p_hit,
-                saved_s=saved_s,
-                age_s=_told(age_s),
-                suspect=suspect or age_s != age_s,
-                kv_use=kv_use if sized else None,
-                filtered=filtered,
+            Candidate(  # by place: a call that names so many fields takes five times as long
+                name,
+                cost_s,
+                ttft_s,
+                wait_s,
+                work_s,
+                bias_s,
+                weights.margin_weight * ratio * (wait_s + work_s),
+                costs.reuse_price * work_s,
+                kv_s,
+                weights.decode_price_s * decoding,
+                surcharge * ttft_s,
+                hit,
+                max(prompt_tokens - hit, computed_min),
+                p_hit if hit else 0.0,
+                saved_s,
+                age_s,
+                bool(suspect) or age_s is None,
+                kv_use if sized else None,
+                filtered,
+                pace_s,
             )
         )
     return told
 
 
-def _credit(at: Slots, columns: Columns, warm: Warm | None) -> tuple[list[float], list[float], list[float]]:
-    """Tokens of the hit, its chance and the seconds saved, of each slot."""
-    if warm is None or columns.hits is None or not len(warm.slots):
-        nothing = [0.0] * len(at)
-        return nothing, nothing, nothing
-    place = warm.slots.searchsorted(at)
-    there = columns.hits[at] > 0.0
-    return (
-        (warm.tokens.take(place, mode="clip") * there).tolist(),
-        (warm.p_hit.take(place, mode="clip") * there).tolist(),
-        (warm.saved_s.take(place, mode="clip") * there).tolist(),
-    )
-
-
 def _sized(at: Slots, columns: Columns) -> list[bool]:
     """Whether both what is held and what there is are known, of each slot."""
-    return (~np.isnan(columns.kv_held[at] + columns.fixed.kv_total[at])).tolist()
+    if columns.whole:
+        return [True] * len(at)
+    return (~np.isnan(columns.kv_held.take(at) + columns.fixed.kv_total.take(at))).tolist()
 
 
 def _removers(at: Slots, removed: Mapping[str, Flags]) -> list[str]:
     """The first filter that removed each slot, empty for none."""
     names = [""] * len(at)
     for name, flags in removed.items():
-        names = [first or name * fails for first, fails in zip(names, flags[at].tolist(), strict=True)]
+        names = [first or name * fails for first, fails in zip(names, flags.take(at).tolist(), strict=True)]
     return names
 
 
-def _each(value: Floats | float, at: Slots) -> list[float]:
-    return value[at].tolist() if isinstance(value, np.ndarray) else [value] * len(at)
+def _each(values: NDArray[Any] | float | None, at: Slots) -> list[Any]:
+    """The value of each slot: its own, or one that is all's; 0 where there are none."""
+    if isinstance(values, np.ndarray):
+        return values.take(at).tolist()
+    return [values or 0.0] * len(at)
 
 
 def _placed_on(slot: int, target: Candidate, columns: Columns) -> PlacedOn:

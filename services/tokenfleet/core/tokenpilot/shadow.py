@@ -14,7 +14,7 @@ from tokenfleet.core.columns import Flags, Floats
 from tokenfleet.core.decision import Regret, Request, ShadowChoice
 from tokenfleet.core.policy import Policy
 from tokenfleet.core.pool import PoolView
-from tokenfleet.core.tokenpilot.cost import weigh
+from tokenfleet.core.tokenpilot.cost import COST, weigh
 from tokenfleet.core.tokenpilot.filters import ask_of, hard
 from tokenfleet.core.tokenpilot.routing import Routing
 
@@ -62,28 +62,27 @@ def watched(
         network_s=network_s,
         last_instance=last_instance,
     )
+    slots = pool.columns.labels.slots
+    told = {name: slots[pick(replace(policy, tokenpilot=other)).target] for name, other in policy.shadows.items()}
     able, _ = hard(pool.columns, ask, allowed)
     weights = policy.tokenpilot
     costs = weigh(request.prompt_tokens, pool, weights, able, output_q50=output_q50, ahead_s=ahead_s, held_s=held_s)
     if pace_s is not None:
-        costs = replace(costs, cost_s=costs.cost_s + pace_s)
+        costs.terms[COST] += pace_s
     cached = pool.columns.hits
     hits = np.zeros(len(pool.columns)) if cached is None else np.minimum(cached, request.prompt_tokens)
-    slots = pool.columns.labels.slots
     chosen = slots[routing.target]
-    shadows: list[ShadowChoice] = []
-    for name, other in policy.shadows.items():
-        slot = slots[pick(replace(policy, tokenpilot=other)).target]
-        shadows.append(
-            ShadowChoice(
-                shadow=name,
-                instance=pool.columns.labels.names[slot],
-                cost_s=float(costs.cost_s[slot]),
-                ttft_s=float(costs.ttft_s[slot]),
-                regret_s=float(costs.ttft_s[slot] - costs.ttft_s[chosen]),
-                hit_tokens=int(hits[slot]),
-            )
+    shadows = [
+        ShadowChoice(
+            shadow=name,
+            instance=pool.columns.labels.names[slot],
+            cost_s=float(costs.cost_s[slot]),
+            ttft_s=float(costs.ttft_s[slot]),
+            regret_s=float(costs.ttft_s[slot] - costs.ttft_s[chosen]),
+            hit_tokens=int(hits[slot]),
         )
+        for name, slot in told.items()
+    ]
     return Watched(
         shadows=tuple(shadows),
         regret=Regret(

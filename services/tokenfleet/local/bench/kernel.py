@@ -9,7 +9,7 @@ from time import process_time_ns
 from typing import Final
 
 from tokenfleet.adapters.clock import monotonic_s, wall_s
-from tokenfleet.core.asked import ROUTE, Ids
+from tokenfleet.core.asked import ROUTE, Ids, chance_of
 from tokenfleet.core.records import KvDelta
 from tokenfleet.core.schedule import decide
 from tokenfleet.core.site import Heard
@@ -40,7 +40,13 @@ def choice_us(instances: int, *, rounds: int) -> dict[str, float]:
             pool = site.pool(request.model, now_s, request)
             looked_up = process_time_ns()
             choose(
-                request, pool, policy, request_class="chat", output_q50=200.0, output_q90=256.0, rng=Random(request.id)
+                request,
+                pool,
+                policy,
+                request_class="chat",
+                output_q50=200.0,
+                output_q90=256.0,
+                rng=chance_of(request.id, request.attempt, request.hop),
             )
             chosen = process_time_ns()
             alone.append(chosen - looked_up)

@@ -42,13 +42,13 @@ def compare_mixed(
     import msgspec
     from rich.console import Console
 
+    from tokenfleet.sim.made import made_of
     from tokenfleet.sim.mixed.compare import mixed_runs
     from tokenfleet.sim.mixed.compare_words import compared_table, markdown
     from tokenfleet.sim.mixed.compared import compared
     from tokenfleet.sim.mixed.designs import design_named
     from tokenfleet.sim.mixed.report import report
     from tokenfleet.sim.page import check_report, write_report
-    from tokenfleet.sim.words import runs_bar
 
     names = names_of(designs)
     for name in names:
@@ -72,8 +72,7 @@ def compare_mixed(
         msgspec.structs.replace(base, design=name, seed=seed) for name in names for seed in seeds_of("--seeds", seeds)
     ]
     runs = mixed_runs(keep)
-    with runs_bar(len(wanted)) as made:
-        cells = runs.cells(wanted, processes=jobs, made=made)
+    cells = made_of(runs, wanted, processes=jobs, what="mixed", keep=keep)
     table = compared(cells, baseline=baseline)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(table)).decode())
