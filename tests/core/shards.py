@@ -255,7 +255,7 @@ class World:
             self.late.extend(old.outbox)
         self.replicas[name] = Replica(self, name, start=old.start + 1, rate=old.rate)
 
-    def move(self, seconds: float = 0.05, *, asks: bool = True) -> None:
+    def move(self, seconds: float = 0.05, *, asks: bool = True, wants: int = 4) -> None:
         """Time passes, and every replica that is neither paused nor cut does all that it has to."""
         self.now_s += seconds
         for replica in self.replicas.values():
@@ -264,7 +264,7 @@ class World:
             replica.read_placements()
             replica.read()
             if asks and replica.leases.due(replica.now_s):
-                replica.ask()
+                replica.ask(wants)
             replica.keep()
             replica.turn()
             replica.send()

@@ -4,6 +4,8 @@ The log is simulated: the order of appends is the truth. Any replica may be told
 and keep believing it; a paused one goes on from where it was, whatever has happened meanwhile.
 """
 
+from collections.abc import Callable
+
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -12,6 +14,30 @@ from tests.core.shards import Replica, World
 
 NAMES = st.sampled_from("abc")
 STEPS = st.sampled_from((1, 2, 1_000))
+ACTS: dict[str, Callable[[Replica], object]] = {
+    "read": lambda replica: replica.read(),
+    "read placements": lambda replica: replica.read_placements(),
+    "ask": lambda replica: replica.ask(12),
+    "turn": lambda replica: replica.turn(),
+    "land": lambda replica: replica.land(),
+    "land twice": lambda replica: replica.land(copies=True),
+    "send": lambda replica: replica.send(),
+    "spend": lambda replica: spend_all(replica),
+    "use": lambda replica: use_all(replica),
+    "keep": lambda replica: replica.keep(),
+    "assign": lambda replica: replica.assigned(),
+}
+DOINGS = st.lists(st.sampled_from(sorted(ACTS)), max_size=7)
+
+
+def spend_all(replica: Replica) -> None:
+    while replica.spend():
+        pass
+
+
+def use_all(replica: Replica) -> None:
+    for ticket in replica.waiting.granted(replica.now_s):
+        replica.use(ticket)
 
 
 class Shard(RuleBasedStateMachine):
@@ -34,9 +60,36 @@ class Shard(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.world.now_s += seconds
 
-    @rule(seconds=st.sampled_from((0.2, 1.0, 3.0)))
-    def all_work(self, seconds: float) -> None:
-        self.world.run(seconds, step_s=0.1)
+    @rule(seconds=st.sampled_from((0.2, 1.0, 3.0)), spends=st.booleans())
+    def all_work(self, seconds: float, spends: bool) -> None:
+        self.work(seconds, spends=spends)
+
+    @rule(name=NAMES, owns=st.sampled_from("abc-"), first=DOINGS, last=DOINGS, seconds=st.sampled_from((0.3, 1.2, 9.0)))
+    def one_lags(self, name: str, owns: str, first: list[str], last: list[str], seconds: float) -> None:
+        """One does something, the others work on (and may have another owner), then it goes on with old beliefs."""
+        lagging = self.world[name]
+        for act in first:
+            ACTS[act](lagging)
+        was, lagging.paused = lagging.paused, True
+        if owns not in ("-", name):
+            self.world[owns].assigned()
+        self.work(seconds, spends=True)
+        lagging.paused = was
+        for act in last:
+            ACTS[act](lagging)
+
+    @rule(share=st.integers(1, 4))
+    def some_end(self, share: int) -> None:
+        for work in self.world.running[::share]:
+            self.world["a"].end(work)
+
+    def work(self, seconds: float, *, spends: bool) -> None:
+        for _ in range(round(seconds / 0.1)):
+            self.world.move(0.1, wants=12)
+            for replica in self.world.replicas.values():
+                if spends and not replica.paused:
+                    spend_all(replica)
+                    use_all(replica)
 
     @rule(name=NAMES, most=STEPS, copies=st.booleans())
     def land(self, name: str, most: int, copies: bool) -> None:
@@ -83,8 +136,7 @@ class Shard(RuleBasedStateMachine):
         if replica := self.awake(name):
             if refunded and (credit := replica.leases.spend(1, now_s=replica.now_s)) is not None:
                 replica.leases.refund(credit, now_s=replica.now_s)
-            while replica.spend():
-                pass
+            spend_all(replica)
 
     @rule(data=st.data(), name=NAMES)
     def end(self, data: st.DataObject, name: str) -> None:
@@ -105,10 +157,10 @@ class Shard(RuleBasedStateMachine):
     @rule(name=NAMES, placed=st.booleans())
     def use(self, name: str, placed: bool) -> None:
         if replica := self.awake(name):
+            if placed:
+                use_all(replica)
             for ticket in replica.waiting.granted(replica.now_s):
-                if placed:
-                    replica.use(ticket)
-                elif (grant := replica.waiting.use(ticket, replica.now_s)) and (
+                if (grant := replica.waiting.use(ticket, replica.now_s)) and (
                     word := replica.waiting.unused(grant, replica.now_s)
                 ):
                     replica.outbox.append(word)
@@ -172,8 +224,7 @@ class Shard(RuleBasedStateMachine):
         for _ in range(600):
             world.move(0.1)
             for replica in world.replicas.values():
-                for ticket in replica.waiting.granted(replica.now_s):
-                    replica.use(ticket)
+                use_all(replica)
             for work in list(world.running):
                 world["c"].end(work)
         assert not any(len(replica.waiting) for replica in world.replicas.values())
