@@ -1,8 +1,20 @@
-"""Retry: when may a refused request come again?"""
+"""Retry: when may a refused request come again, does it keep its place, and may its tenant retry at all?
 
+Who refuses for want of room works out `room_in_s`, spreads it with `retry_after_s`, and gives a `ReturnTicket` along:
+shown within its time, the request stands where it stood. Before a repeated attempt is looked at, `RetryBudgets.retry`
+says whether its tenant has any left; each fresh request is told to it by `fresh`.
+"""
+
+import math
 from random import Random
 
+from msgspec import Struct
+
 from tokenfleet.core.policy import Policy
+from tokenfleet.core.slomax.terms import RetryPolicy
+
+EARLY_S = 0.5  # a timer of the caller's may be so much too fast
+MILLI = 1000  # budgets are whole thousandths of a retry: tenths would not add up to one
 
 
 def retry_after_s(wait_s: float, policy: Policy, rng: Random) -> float:
@@ -10,3 +22,78 @@ def retry_after_s(wait_s: float, policy: Policy, rng: Random) -> float:
     terms = policy.slomax
     bounded_s = min(max(wait_s, terms.retry_after_min_s), terms.retry_after_max_s)
     return bounded_s * rng.uniform(1.0 - terms.retry_after_spread, 1.0 + terms.retry_after_spread)
+
+
+def room_in_s(*, ahead_s: float, work_s: float, free_s: float, drain_rate: float) -> float:
+    """Seconds until there is room: (backlog ahead + ĉ − free) / drain rate, all in GPU seconds; ∞ if nothing drains.
+
+    `free_s` is what could be taken on at once.
+    """
+    left_s = max(ahead_s + work_s - free_s, 0.0)
+    if left_s == 0.0:
+        return 0.0
+    return left_s / drain_rate if drain_rate > 0.0 and not math.isnan(left_s) else math.inf
+
+
+class ReturnTicket(Struct, frozen=True, kw_only=True, tag="return"):
+    """A refused request's place in line: it has stood there since `since_s` and joined at `virtual_ns` (slomax.fair).
+
+    Times are `issuer`'s, one life of one owner of the line: no other clock can read them. To be signed where it leaves
+    the process.
+    """
+
+    issuer: str
+    tenant: str
+    request: str
+    request_class: str
+    since_s: float
+    virtual_ns: int
+    due_s: float
+
+    def lapsed(self, *, issuer: str, tenant: str, request: str, now_s: float, terms: RetryPolicy) -> str:
+        """Why the request has its place no longer and joins at the end, empty if it has it."""
+        if issuer != self.issuer:
+            return "another life of the line gave it"
+        if (tenant, request) != (self.tenant, self.request):
+            return "it is another request's"
+        if now_s < self.due_s - EARLY_S:
+            return f"it is {self.due_s - now_s:.1f} s too early"
+        if now_s > self.due_s + terms.return_within_s:
+            return f"it is {now_s - self.due_s - terms.return_within_s:.1f} s too late"
+        return ""
+
+
+class RetryBudgets:
+    """What each tenant of the policy may still retry, so that retries can't multiply an overload.
+
+    Names are those of the policy's entries (quota.tenant_entry). A tenant that is new here has a full budget: a process
+    that has just started refuses nobody for what it didn't see.
+    """
+
+    def __init__(self, terms: RetryPolicy) -> None:
+        self.terms = terms
+        self._left: dict[str, int] = {}
+
+    def fresh(self, tenant: str) -> None:
+        """A first attempt came."""
+        most = round(self.terms.budget_max * MILLI)
+        self._left[tenant] = min(self._of(tenant) + round(self.terms.budget_per_request * MILLI), most)
+
+    def retry(self, tenant: str) -> bool:
+        """Takes one retry from the tenant's budget; False if none is left."""
+        left = self._of(tenant)
+        if left < MILLI:
+            return False
+        self._left[tenant] = left - MILLI
+        return True
+
+    def left(self, tenant: str) -> float:
+        """Retries left."""
+        return self._of(tenant) / MILLI
+
+    def retain(self, tenants: frozenset[str]) -> None:
+        """Forgets tenants that a new policy revision no longer names."""
+        self._left = {name: left for name, left in self._left.items() if name in tenants}
+
+    def _of(self, tenant: str) -> int:
+        return self._left.get(tenant, round(self.terms.budget_max * MILLI))
