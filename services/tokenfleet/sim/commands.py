@@ -94,15 +94,22 @@ def run_routing(
 
 @sim_app.command("list")
 def show_names(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """List traces, policies, profiles and scenarios."""
+    """List traces, policies, profiles, scenarios and the designs of mixed runs."""
     import msgspec
 
+    from tokenfleet.sim.mixed.designs import DESIGNS
     from tokenfleet.sim.policies import POLICIES
     from tokenfleet.sim.profiles import profiles
     from tokenfleet.sim.scenarios import SCENARIOS
     from tokenfleet.sim.traces.read import SHIPPED
 
-    names = {"traces": SHIPPED, "policies": POLICIES, "profiles": profiles(), "scenarios": SCENARIOS}
+    names = {
+        "traces": SHIPPED,
+        "policies": POLICIES,
+        "profiles": profiles(),
+        "scenarios": SCENARIOS,
+        "designs": DESIGNS,
+    }
     if as_json:
         typer.echo(msgspec.json.encode({kind: sorted(known) for kind, known in names.items()}).decode())
         return

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-Trace = Annotated[str | None, typer.Option(help="synthetic, conversation, or the path of a trace. {synthetic}")]
+Trace = Annotated[str | None, typer.Option(help="One that ships, as `sim list` names it, or a path. {synthetic}")]
 Copies = Annotated[
     float | None, typer.Option(help="Rotated copies of the trace laid over each other. {2, of a file 1}")
 ]
