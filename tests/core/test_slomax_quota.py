@@ -82,3 +82,49 @@ def test_no_limit_counts_nothing() -> None:
     quotas = Quotas()
     assert not any(quotas.charge("team", Tenant(), running=10**6, now_s=0.0).refused for _ in range(100))
     assert quotas.used("team", now_s=0.0) == 0
+
+
+def test_a_limit_that_two_levels_lead_to_counts_once() -> None:
+    quotas = Quotas()
+    charges = [quotas.charge("team", TWO, running=0, now_s=10.0, team=("team", TWO)) for _ in range(3)]
+    assert [bool(charge.refused) for charge in charges] == [False, False, True]
+    quotas.refund(charges[0])
+    assert quotas.used("team", now_s=10.0) == 1
+
+
+def test_a_team_s_limit_binds_its_members_together_and_each_has_its_own() -> None:
+    quotas, three = Quotas(), Tenant(requests_per_minute_max=3)
+
+    def charged(tenant: str, terms: Tenant = TWO) -> str:
+        return quotas.charge(tenant, terms, running=0, now_s=10.0, team=("team", three)).refused
+
+    assert [charged(name) for name in ("a", "a", "b")] == ["", "", ""]
+    assert charged("b") == "3 requests a minute allowed to the team team, all used"
+    assert charged("a") == "2 requests a minute allowed, all used"
+    assert (quotas.used("a", now_s=10.0), quotas.used("b", now_s=10.0), quotas.used("team", now_s=10.0)) == (2, 1, 3)
+    assert charged("c", Tenant()) != ""  # no limit of its own
+
+
+def test_what_one_level_refuses_the_other_is_not_charged_for_and_both_are_refunded() -> None:
+    quotas, one = Quotas(), Tenant(requests_per_minute_max=1)
+    kept = quotas.charge("a", one, running=0, now_s=10.0, team=("team", TWO))
+    for _ in range(5):
+        assert quotas.charge("a", one, running=0, now_s=10.0, team=("team", TWO)).refused
+    assert quotas.used("team", now_s=10.0) == 1
+    quotas.refund(kept)
+    assert quotas.used("a", now_s=10.0) == quotas.used("team", now_s=10.0) == 0
+
+
+def test_the_longest_wait_of_the_levels_is_told() -> None:
+    quotas, one = Quotas(), Tenant(requests_per_minute_max=1)
+    quotas.charge("team", one, running=0, now_s=10.0)
+    quotas.charge("a", one, running=0, now_s=40.0)
+    refused = quotas.charge("a", one, running=0, now_s=50.0, team=("team", one))
+    assert refused.retry_after_s is not None
+    assert not quotas.charge("a", one, running=0, now_s=50.0 + refused.retry_after_s, team=("team", one)).refused
+
+
+def test_a_limit_of_two_to_the_sixty_third_is_a_limit_like_any_other() -> None:
+    quotas, terms = Quotas(), Tenant(requests_per_minute_max=2**63, running_max=2**63)
+    assert not quotas.charge("a", terms, running=10**6, now_s=10.0).refused
+    assert quotas.charge("a", terms, running=2**63, now_s=10.0).refused

@@ -91,6 +91,7 @@ class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     `residency` names the rule that binds its requests, empty for none. `requests_per_minute_max` 0 means unlimited;
     `running_max` bounds its concurrent requests at one site. `weight` is its part of a contended pool beside others'.
+    `team` names another entry, whose requests a minute its own count against too.
     """
 
     classes: tuple[str, ...] = ()
@@ -100,6 +101,7 @@ class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     requests_per_minute_max: Annotated[int, Meta(ge=0)] = 0
     running_max: Annotated[int, Meta(ge=0)] = 0
     weight: Annotated[float, Meta(ge=0.001, le=1000.0)] = 1.0
+    team: str = ""
 
 
 class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -411,6 +413,8 @@ def _dangling(policy: Policy) -> list[str]:
         problems += [f"tenants.{name}.models: no model {m!r}" for m in tenant.models if m not in policy.models]
         if tenant.residency and tenant.residency not in policy.residency:
             problems.append(f"tenants.{name}.residency: no rule {tenant.residency!r}")
+        if tenant.team and (tenant.team not in policy.tenants or policy.tenants[tenant.team].team):
+            problems.append(f"tenants.{name}.team: no tenant {tenant.team!r} without a team of its own")
     for name, site in policy.sites.items():
         for field, table in (
             ("rtt_s", site.rtt_s),

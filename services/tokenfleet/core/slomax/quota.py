@@ -1,6 +1,7 @@
 """Quota: has this tenant used up its requests per minute, or its concurrent requests?
 
-One counter a tenant, whichever path asks, so that N per minute admits N. A replica counts what it admitted itself:
+One counter an entry of the policy, whichever path asks and whether as tenant or as team, so that N per minute admits N.
+A replica counts what it admitted itself:
 with R replicas a tenant may get up to R · N a minute until the pool shard counts for all.
 """
 
@@ -16,13 +17,15 @@ class Charge(Struct, frozen=True, kw_only=True):
     """What a request took from its tenant's quota, to be given back by `Quotas.refund` if it is not admitted.
 
     `refused` says why nothing was taken, empty if it was; `retry_after_s` then tells when there is room again, None
-    when that depends on running requests. `bucket` is the counter that was raised, None if none was.
+    when that depends on running requests. `bucket` is the counter that was raised, None if none was, and `entries` are
+    those whose counters were.
     """
 
     tenant: str
     refused: str = ""
     retry_after_s: float | None = None
     bucket: int | None = None
+    entries: tuple[str, ...] = ()
 
 
 class Quotas:
@@ -31,35 +34,43 @@ class Quotas:
     def __init__(self) -> None:
         self._counts: dict[str, dict[int, int]] = {}
 
-    def charge(self, tenant: str, terms: Tenant, *, running: int, now_s: float) -> Charge:
-        """Takes one request from the quota of `tenant`, the name of the policy's entry that binds the caller.
+    def charge(
+        self, tenant: str, terms: Tenant, *, running: int, now_s: float, team: tuple[str, Tenant] | None = None
+    ) -> Charge:
+        """Takes one request from the quota of `tenant`, the name of the policy's entry that binds the caller, and from
+        that of its `team`; from both or from none, and from one that is both once.
 
         Callers that share an entry (unknown names under the default tenant) share its quota. `running` counts the
         tenant's unfinished requests at this site. A limit of 0 is no limit.
         """
         if terms.running_max and running >= terms.running_max:
             return Charge(tenant=tenant, refused=f"{running} requests running, {terms.running_max} allowed at once")
-        if not (limit := terms.requests_per_minute_max):
-            return Charge(tenant=tenant)
+        binding = {tenant: terms} | ({} if team is None else {team[0]: team[1]})
+        limits = {name: each.requests_per_minute_max for name, each in binding.items() if each.requests_per_minute_max}
         bucket = _bucket(now_s)
-        counts = self._window(tenant, bucket)
-        if sum(counts.values()) >= limit:
+        windows = {name: self._window(name, bucket) for name in limits}
+        full = [name for name, counts in windows.items() if sum(counts.values()) >= limits[name]]
+        if full:
+            oldest = max(min(windows[name]) for name in full)
+            whose = "" if full[0] == tenant else f" to the team {full[0]}"
             return Charge(
                 tenant=tenant,
-                refused=f"{limit} requests a minute allowed, all used",
-                retry_after_s=(min(counts) + BUCKETS + 1) * WINDOW_S / BUCKETS - now_s,
+                refused=f"{limits[full[0]]} requests a minute allowed{whose}, all used",
+                retry_after_s=(oldest + BUCKETS + 1) * WINDOW_S / BUCKETS - now_s,
             )
-        counts[bucket] = counts.get(bucket, 0) + 1
-        return Charge(tenant=tenant, bucket=bucket)
+        for counts in windows.values():
+            counts[bucket] = counts.get(bucket, 0) + 1
+        return Charge(tenant=tenant, bucket=bucket if windows else None, entries=tuple(windows))
 
     def refund(self, charge: Charge) -> None:
         """Gives back what a request took that was not admitted; once a charge, and harmless when its minute is over."""
-        counts = self._counts.get(charge.tenant, {})
-        if charge.bucket is None or charge.bucket not in counts:
-            return
-        counts[charge.bucket] -= 1
-        if not counts[charge.bucket]:
-            del counts[charge.bucket]
+        for entry in charge.entries:
+            counts = self._counts.get(entry, {})
+            if charge.bucket is None or charge.bucket not in counts:
+                continue
+            counts[charge.bucket] -= 1
+            if not counts[charge.bucket]:
+                del counts[charge.bucket]
 
     def used(self, tenant: str, *, now_s: float) -> int:
         """Requests of `tenant` that count at `now_s`."""
