@@ -166,6 +166,8 @@ def test_memory_is_bounded_and_what_is_under_way_is_never_forgotten() -> None:
     assert asked(keys, "first").known == "under_way"
     assert asked(keys, "k-49999").known == "done"
     assert asked(keys, "k-0").known == "new"
+    assert all(opened(keys, f"later-{i}") for i in range(5_000))
+    assert len(keys) == 10_000
 
 
 def test_one_entry_s_flood_leaves_the_others_their_keys() -> None:
