@@ -11,7 +11,7 @@ from msgspec import Struct
 from tests.builders import ended, placed
 from tokenfleet.core.ledger import Ledger
 from tokenfleet.core.records import PlacementEnvelope
-from tokenfleet.core.shard.entries import Entries, PoolEntries
+from tokenfleet.core.shard.entries import PoolEntries
 from tokenfleet.core.shard.envelopes import Envelopes
 from tokenfleet.core.shard.leases import Credit, Leases
 from tokenfleet.core.shard.owner import Owner
@@ -40,7 +40,7 @@ class Work(Struct, kw_only=True, eq=False):
 
 
 class Replica:
-    """One process: a holder, and the owner while it believes so. `rate` is how fast its clock runs."""
+    """One process: a holder, and the owner while it believes so (`owns`). `rate` is how fast its clock runs."""
 
     def __init__(self, world: "World", name: str, *, start: int, rate: float) -> None:
         self.world, self.name, self.start, self.rate = world, name, start, rate
@@ -49,9 +49,9 @@ class Replica:
         self.waiting = Waiting(BOOK, self.me)
         self.ledger, self.envelopes_read = Ledger(), Envelopes()
         self.envelopes_read.caught_up()
-        pool = PoolEntries(self.ledger, self.envelopes_read, lambda: ("i",))
-        self.entries: Entries = pool
-        self.owner: Owner | None = None
+        self.entries = PoolEntries(self.ledger, self.envelopes_read, lambda: ("i",))
+        self.owns = False
+        self.owner = self._follows()
         self.outbox: deque[Record] = deque()
         self.at = len(world.log)
         self.placements_at = 0
@@ -63,6 +63,21 @@ class Replica:
     @property
     def now_s(self) -> float:
         return 1000.0 * self.start + self.world.now_s * self.rate
+
+    def _follows(self) -> Owner:
+        """The book as the log so far tells it."""
+        owner = Owner(
+            BOOK,
+            self.me,
+            assignment=0,
+            secret=SECRET,
+            entries=SpentCredit() if self.world.quota else self.entries,
+            hold_s=HOLD_S if self.world.quota else SILENT_HOLD_S,
+        )
+        owner.limit_units = self.world.limit_units
+        for offset, record in enumerate(self.world.log):
+            owner.read(record, At(cluster=self.world.cluster, offset=offset), now_s=self.now_s, live=False)
+        return owner
 
     # the log
 
@@ -81,8 +96,7 @@ class Replica:
         """Records, then placements, as far as they lie there."""
         while self.at < len(self.world.log) and most and not self.cut:
             record, at = self.world.log[self.at], At(cluster=self.world.cluster, offset=self.at)
-            if self.owner is not None:
-                self.owner.read(record, at, now_s=self.now_s, live=True)
+            self.owner.read(record, at, now_s=self.now_s, live=True)
             self.leases.read(record, at, now_s=self.now_s)
             self.waiting.read(record, at, now_s=self.now_s)
             self.at += 1
@@ -99,31 +113,21 @@ class Replica:
     # the owner
 
     def assigned(self) -> None:
-        """A group gives it the partition: it reads the log from its beginning and claims it."""
+        """A group gives it the partition, whoever had it before: it claims. It has followed the log all along."""
         self.world.assignments += 1
-        owner = Owner(
-            BOOK,
-            self.me,
-            assignment=self.world.assignments,
-            secret=SECRET,
-            entries=SpentCredit() if self.world.quota else self.entries,
-            hold_s=HOLD_S if self.world.quota else SILENT_HOLD_S,
-        )
-        owner.limit_units = self.world.limit_units
-        for offset in range(self.at):
-            at = At(cluster=self.world.cluster, offset=offset)
-            owner.read(self.world.log[offset], at, now_s=self.now_s, live=False)
-        self.owner = owner
-        self.outbox.append(owner.claim(self.now_s))
+        self.owns = True
+        self.owner.assignment = self.world.assignments
+        self.outbox.append(self.owner.claim(self.now_s))
 
     def turn(self) -> None:
         """The owner's turn; `live` when all that lies there was read."""
-        if self.owner is not None:
-            if self.owner.claim_due(self.now_s):
-                self.outbox.append(self.owner.claim(self.now_s))
-            ends = (len(self.world.log), len(self.world.placements))
-            live = (self.at, self.placements_at) == ends and not self.cut
-            self.outbox.extend(self.owner.turn(self.now_s, live=live))
+        if not self.owns:
+            return
+        if self.owner.claim_due(self.now_s):
+            self.outbox.append(self.owner.claim(self.now_s))
+        ends = (len(self.world.log), len(self.world.placements))
+        live = (self.at, self.placements_at) == ends and not self.cut
+        self.outbox.extend(self.owner.turn(self.now_s, live=live))
 
     # the holder
 

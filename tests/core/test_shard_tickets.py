@@ -18,9 +18,7 @@ def owned(names: str = "ab", *, limit_units: int = 4) -> World:
 
 
 def owner_of(world: World, name: str = "a") -> Owner:
-    owner = world[name].owner
-    assert owner is not None
-    return owner
+    return world[name].owner
 
 
 def granted(replica: Replica) -> list[str]:
@@ -126,6 +124,59 @@ def test_a_late_grant_goes_back_by_word_and_its_ticket_is_the_first_to_get_anoth
     assert len(grants(world)) == 3  # the copy
     assert granted(b) == ["q0#0"]
     assert owner_of(world).total_units() == 1
+
+
+def test_a_word_that_was_lost_is_said_again() -> None:
+    world = owned(limit_units=1)
+    b = world["b"]
+    b.queue("q#0")
+    run(world, 0.3)
+    grant = b.waiting.use("q#0", b.now_s)
+    assert grant is not None
+    assert b.waiting.unused(grant, b.now_s) is not None  # and it never lands
+    run(world, 0.5)
+    assert granted(b) == []
+    run(world, 1.0)
+    assert granted(b) == ["q#0"]
+
+
+def test_a_grant_that_was_lost_is_written_again_and_is_the_same() -> None:
+    world = owned(limit_units=1)
+    a, b = world["a"], world["b"]
+    b.queue("q#0")
+    b.land()
+    a.read()
+    a.turn()
+    [lost] = [record for record in a.outbox if isinstance(record, Grant)]
+    a.outbox.clear()
+    run(world, 0.9)
+    assert granted(b) == []
+    run(world, 0.3)
+    assert [grant.grant for grant in grants(world)] == [lost.grant]
+    assert owner_of(world).total_units() == 1
+
+
+def test_a_grant_that_its_deposed_owner_never_saw_in_the_log_was_none() -> None:
+    world = owned("abc", limit_units=1)
+    a, b, c = (world[name] for name in "abc")
+    b.queue("q0#0")
+    b.queue("q1#0")
+    run(world, 0.3)
+    work = b.use("q0#0")
+    assert work is not None
+    b.end(work)
+    b.send()
+    a.read_placements()
+    a.read()
+    a.turn()
+    assert [record.ticket for record in a.outbox if isinstance(record, Grant)] == ["q1#0"]
+    a.outbox.clear()
+    a.owns = False
+    c.assigned()
+    c.land()
+    a.read()
+    assert not a.owner.line.places["q1#0"].granted
+    assert a.owner.total_units() == 0
 
 
 def test_nobody_but_its_gateway_gives_a_grant_back() -> None:
@@ -248,6 +299,7 @@ def test_a_caller_that_leaves_ends_its_ticket_and_frees_its_grant() -> None:
         world.append(grant)  # a late copy
     run(world, 0.3)
     assert granted(b) == ["next#0"]
+    assert owner_of(world).total_units() == 1
 
 
 # tokens and takeover
@@ -342,7 +394,7 @@ def test_a_token_of_a_later_epoch_or_a_forged_one_is_not_taken() -> None:
     b.queue("q#0")
     run(world, 0.3)
     owner = owner_of(world)
-    epoch = owner._epoch
+    epoch = owner._writer.epoch
     assert epoch is not None
     token = verify(b.waiting.token("q#0"), SECRET, epoch=epoch, now_s=0.0)
     assert not isinstance(token, TokenRefused)

@@ -67,6 +67,11 @@ class Leases:
             return sum(lease.rest for lease in self._held if now_s < lease.until_s)
         return max(0, self._held[-1].rest - self.degraded_units) if state == "degraded" else 0
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in hand and nothing was asked for: nobody needs to hear from us."""
+        return not self.asked and not any(lease.rest for lease in self._held)
+
     def due(self, now_s: float) -> bool:
         """Whether to ask now: each second, and as soon as credit was short and the last request is answered."""
         answered = bool(self._held) and self._held[-1].n == self._n

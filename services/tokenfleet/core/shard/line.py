@@ -30,6 +30,7 @@ class Place(Struct, kw_only=True, eq=False):
     heard_live_s: float
     arrived: int
     granted: bool = False
+    stands: bool = False  # its record was read back
     returned: bool = False
 
     @property

@@ -36,6 +36,7 @@ from tokenfleet.core.shard.records import (
 )
 from tokenfleet.core.shard.terms import HEARD_WITHIN_S, RECLAIM_AFTER_S, SILENT_HOLD_S, UNHEARD_MAX_S, WRITE_AGAIN_S
 from tokenfleet.core.shard.token import Token, TokenRefused, ticket_with, verify
+from tokenfleet.core.shard.writer import Writer
 
 TICKETS_MAX = 100_000
 REMEMBERED_MAX = 200_000  # ended tickets and grants that are over: late copies of their records say nothing
@@ -60,19 +61,18 @@ class Owner:
         self._counts = Book(entries, hold_s=hold_s)
         self._fence = Fence()
         self._clock = LiveClock()
-        self._epoch: Order | None = None  # n: of the last record written
+        self._writer = Writer()
         self._asked: dict[Holder, LeaseRequest] = {}
         self._numbers: OrderedDict[Holder, int] = OrderedDict()  # the newest message about tickets
         self._over: OrderedDict[Hashable, EndReason] = OrderedDict()
-        self._outbox: list[Answer] = []
-        self._unread: dict[Hashable, tuple[Answer, float]] = {}  # written, when, and not read back
+        self._ending: set[str] = set()  # tickets that we ended, and whose end is not read back
         self._swept_s = self._claimed_s = 0.0
         self._was_active = False
 
     @property
     def active(self) -> bool:
         """Whether our claim is the last that we read."""
-        return self._epoch is not None
+        return self._writer.epoch is not None
 
     def claim(self, now_s: float) -> ShardClaim:
         """What to append when the partition is assigned, kept or not; one for all books of the partition."""
@@ -93,7 +93,7 @@ class Owner:
     def read(self, record: Record, at: At, *, now_s: float, live: bool) -> None:
         """The next record of the partition; `live` unless it is of unknown age (read while catching up)."""
         self._clock.advance(now_s, live=live)
-        if self._epoch is not None and at.cluster != self._epoch.cluster:
+        if at.cluster != self._fence.cluster:
             self._deposed()
         stands = self._fence.read(record, at)
         if isinstance(record, ShardClaim):
@@ -104,40 +104,29 @@ class Owner:
     def turn(self, now_s: float, *, live: bool) -> tuple[Answer, ...]:
         """What to append now; nothing while the partition or the placements are not read at their ends."""
         self._clock.advance(now_s, live=live)
-        if self._epoch is None or not live:
+        if not self.active or not live:
             return ()
         self._settle(now_s)
         free = max(0, self.limit_units - self.total_units())
         self._lend(self._grant(free, now_s), now_s)
-        for answer, written_s in list(self._unread.values()):
-            if now_s - written_s > WRITE_AGAIN_S:
-                self._write(answer, now_s)
-        outbox, self._outbox = self._outbox, []
-        return tuple(outbox)
+        return self._writer.take(now_s)
 
     def _claimed(self, claim: ShardClaim, at: At, now_s: float) -> None:
-        if claim.owner != self.me or (self._epoch is None and claim.assignment != self.assignment):
+        if claim.owner != self.me or (not self.active and claim.assignment != self.assignment):
             self._deposed()
             self._claimed_s = now_s
             return
         self._was_active = True
-        n = 0 if self._epoch is None else self._epoch.n
-        self._epoch = Order(cluster=at.cluster, claim=at.offset, n=n)
+        self._writer.begin(at.cluster, at.offset, now_s)
         at_s = self._clock.live_s
         self._counts.recount(at_s)
         for place in self.line.places.values():
             place.heard_live_s = at_s
-        self._outbox.clear()
-        for answer, _ in list(self._unread.values()):  # a copy of our claim has made them void
-            self._write(answer, now_s)
 
     def _deposed(self) -> None:
-        """What was written and not read back lies behind the other's claim, if anywhere: it is void."""
-        self._epoch = None
-        self._outbox.clear()
+        """What was written and is void was never lent, granted or ended."""
         self._asked.clear()
-        unread, self._unread = self._unread, {}
-        for answer, _ in unread.values():
+        for answer in self._writer.end():
             if isinstance(answer, Lease):
                 self._counts.forget(answer.holder, answer.n)
             elif isinstance(answer, Grant):
@@ -145,35 +134,40 @@ class Owner:
                 if row is not None and row.grant == answer.grant and not row.stands:
                     self._take_back(answer.ticket)
             elif isinstance(answer, Ticket):
-                self.line.end(answer.ticket)
-            else:
-                self._over.pop(answer.ticket, None)
+                place = self.line.places.get(answer.ticket)
+                if place is not None and not place.stands:
+                    self.line.end(answer.ticket)
+        for ticket in self._ending:
+            self._over.pop(ticket, None)
+        self._ending.clear()
 
     def _take(self, record: Record, heard_s: float | None, now_s: float) -> None:
+        if isinstance(record, Answer):
+            self._writer.read_back(record)
         match record:
             case LeaseRequest():
-                if self._counts.hear(record, self._clock.live_s) and self._epoch is not None:
+                if self._counts.hear(record, self._clock.live_s) and self.active:
                     self._asked[record.holder] = record
             case Lease():
-                self._unread.pop(_key(record), None)
                 self._counts.lease(record.holder, record.n, record.units, self._clock.live_s)
             case Ticket():
-                self._unread.pop(_key(record), None)
-                if record.ticket not in self._over and record.ticket not in self.line.places:
-                    self._put(record, record.holder, record.n, heard_s)
+                if record.ticket not in self._over:
+                    if record.ticket not in self.line.places:
+                        self._put(record, record.holder, record.n, heard_s)
+                    self.line.places[record.ticket].stands = True
             case Grant():
-                self._unread.pop(_key(record), None)
                 self._granted(record)
             case TicketEnded():
-                self._unread.pop(_key(record), None)
-                self._remember(record.ticket, record.why)
-                self.line.end(record.ticket)
+                if record.why != "unknown":
+                    self._ending.discard(record.ticket)
+                    self._remember(record.ticket, record.why)
+                    self.line.end(record.ticket)
             case GrantUnused():
                 row = self._counts.grants.get(record.ticket)
                 if row is not None and (row.grant, row.holder) == (record.grant, record.holder):
                     self._remember(record.grant, "used")
                     self._take_back(record.ticket)
-                self._tell_end(record.ticket, record.holder, now_s)
+                self._tell_lost(record.ticket, record.holder, now_s)
             case TicketsWithdrawn():
                 self._withdrawn(record, now_s)
             case Keepalive():
@@ -182,7 +176,7 @@ class Owner:
                         place = self.line.places.get(ticket)
                         if place is not None and place.holder == record.holder:
                             self._hear(place, record.n, heard_s)
-                        self._tell_end(ticket, record.holder, now_s)
+                        self._tell_lost(ticket, record.holder, now_s)
             case TicketAsk():
                 if self._is_new(record.holder, record.n):
                     self._ask(record, heard_s, now_s)
@@ -193,7 +187,8 @@ class Owner:
                 pass
 
     def _ask(self, ask: TicketAsk, heard_s: float | None, now_s: float) -> None:
-        if self._known(ask.ticket, ask.holder, ask.n, heard_s, now_s) or self._epoch is None:
+        epoch = self._writer.epoch
+        if self._known(ask.ticket, ask.holder, ask.n, heard_s, now_s) or epoch is None:
             return
         token = Token(
             book=self.book,
@@ -205,20 +200,20 @@ class Owner:
             work_s=ask.work_s,
             virtual_start=self.line.start(ask.rank, ask.tenant),
             deadline_s=now_s + ask.left_s,
-            cluster=self._epoch.cluster,
-            claim=self._epoch.claim,
+            cluster=epoch.cluster,
+            claim=epoch.claim,
         )
         self._open(token, ask.holder, ask.n, heard_s, now_s)
 
     def _shown(self, shown: TokenShown, heard_s: float | None, now_s: float) -> None:
         """A token of a former epoch rebuilds its ticket; one of a later epoch is not for us to judge."""
-        epoch = self._epoch or Order(cluster=self._fence.cluster, claim=self._fence.claim, n=0)
+        epoch = self._writer.epoch or Order(cluster=self._fence.cluster, claim=self._fence.claim, n=0)
         token = verify(shown.token, self._secret, epoch=epoch, now_s=now_s)
         if isinstance(token, TokenRefused) or token.book != self.book or token.standing(epoch) == "later":
             self.refused_tokens += 1
-        elif not self._known(token.ticket, shown.holder, shown.n, heard_s, now_s) and self._epoch is not None:
+        elif not self._known(token.ticket, shown.holder, shown.n, heard_s, now_s) and self.active:
             deadline_s = now_s + shown.left_s
-            renewed = replace(token, deadline_s=deadline_s, cluster=self._epoch.cluster, claim=self._epoch.claim)
+            renewed = replace(token, deadline_s=deadline_s, cluster=epoch.cluster, claim=epoch.claim)
             self._open(renewed, shown.holder, shown.n, heard_s, now_s)
 
     def _known(self, ticket: str, holder: Holder, n: int, heard_s: float | None, now_s: float) -> bool:
@@ -231,14 +226,14 @@ class Owner:
             self._hear(place, n, heard_s)
         if why is None and place is None and row is None:
             return False
-        if self._epoch is None:
+        if (epoch := self._writer.epoch) is None:
             return True
         if row is not None and why != "used":
             cites = n if row.holder == holder else row.cites
-            self._write(
+            self._writer.write(
                 Grant(
                     book=self.book,
-                    order=self._epoch,
+                    order=epoch,
                     grant=row.grant,
                     ticket=ticket,
                     holder=row.holder,
@@ -250,18 +245,17 @@ class Owner:
         elif why is not None:
             self._end(ticket, why, holder, now_s)
         elif place is not None:
-            self._write(replace(place.ticket, holder=holder, n=n), now_s)
+            self._writer.write(replace(place.ticket, holder=holder, n=n), now_s)
         return True
 
     def _open(self, token: Token, holder: Holder, n: int, heard_s: float | None, now_s: float) -> None:
-        assert self._epoch is not None
         if len(self.line) >= TICKETS_MAX:
             self._end(token.ticket, "line_full", holder, now_s)
             return
         ahead = self.line.ahead(token.rank, token.virtual_start)
-        ticket = ticket_with(token, self._secret, order=self._epoch, holder=holder, n=n, ahead=ahead)
+        ticket = ticket_with(token, self._secret, order=self._writer.next(), holder=holder, n=n, ahead=ahead)
         self._put(ticket, holder, n, heard_s)
-        self._write(ticket, now_s)
+        self._writer.post(ticket, now_s)
 
     def _put(self, ticket: Ticket, holder: Holder, n: int, heard_s: float | None) -> None:
         waits = ticket.ticket not in self._counts.grants
@@ -289,7 +283,7 @@ class Owner:
             row, place = self._counts.grants.get(ticket), self.line.places.get(ticket)
             if row is not None and row.holder == record.holder:
                 self._remember(row.grant, "withdrawn")
-                del self._counts.grants[ticket]
+                self._take_back(ticket)  # it may wait through another gateway by now
             if place is not None and place.holder == record.holder:
                 self._end(ticket, "withdrawn", record.holder, now_s)
 
@@ -323,7 +317,7 @@ class Owner:
             if ticket.units > free:
                 return 0
             free -= ticket.units
-            order = self._next()
+            order = self._writer.next()
             grant = Grant(
                 book=self.book,
                 order=order,
@@ -335,7 +329,7 @@ class Owner:
             )
             self._counts.grant(grant, self._clock.live_s, stands=False)
             self.line.serve(place)
-            self._post(grant, now_s)
+            self._writer.post(grant, now_s)
         return free
 
     def _lend(self, free: int, now_s: float) -> None:
@@ -347,33 +341,28 @@ class Owner:
             units = min(request.wants, part)
             free -= units
             self._counts.lease(request.holder, request.n, units, at_s)
-            lease = Lease(book=self.book, order=self._next(), holder=request.holder, n=request.n, units=units)
-            self._post(lease, now_s)
+            lease = Lease(book=self.book, order=self._writer.next(), holder=request.holder, n=request.n, units=units)
+            self._writer.post(lease, now_s)
 
     def _end(self, ticket: str, why: EndReason, holder: Holder, now_s: float) -> None:
         """The ticket is no more. A grant that is out stays counted until word comes."""
         self.line.end(ticket)
+        if self.active and ticket not in self._over:
+            self._ending.add(ticket)
         self._remember(ticket, why)
-        if self._epoch is not None:
-            self._write(TicketEnded(book=self.book, order=self._epoch, holder=holder, ticket=ticket, why=why), now_s)
+        self._tell(ticket, why, holder, now_s)
 
-    def _tell_end(self, ticket: str, holder: Holder, now_s: float) -> None:
-        """Again, to who believes that an ended ticket waits."""
+    def _tell(self, ticket: str, why: EndReason, holder: Holder, now_s: float) -> None:
+        if (order := self._writer.epoch) is not None:
+            ended = TicketEnded(book=self.book, order=order, holder=holder, ticket=ticket, why=why)
+            self._writer.write(ended, now_s)
+
+    def _tell_lost(self, ticket: str, holder: Holder, now_s: float) -> None:
+        """To who believes that a ticket waits: that it ended, or that it is not known here and its token is wanted."""
         if ticket in self._over:
-            self._end(ticket, self._over[ticket], holder, now_s)
-
-    def _write(self, answer: Answer, now_s: float) -> None:
-        """Append it under the next order."""
-        self._post(replace(answer, order=self._next()), now_s)
-
-    def _post(self, answer: Answer, now_s: float) -> None:
-        self._outbox.append(answer)
-        self._unread[_key(answer)] = answer, now_s
-
-    def _next(self) -> Order:
-        assert self._epoch is not None
-        self._epoch = replace(self._epoch, n=self._epoch.n + 1)
-        return self._epoch
+            self._tell(ticket, self._over[ticket], holder, now_s)
+        elif ticket not in self.line.places and ticket not in self._counts.grants:
+            self._tell(ticket, "unknown", holder, now_s)
 
     def _is_new(self, holder: Holder, n: int) -> bool:
         if n <= self._numbers.get(holder, 0):
@@ -388,10 +377,3 @@ class Owner:
         self._over[what] = why
         if len(self._over) > REMEMBERED_MAX:
             self._over.popitem(last=False)
-
-
-def _key(answer: Answer) -> Hashable:
-    """What one record and its later copies share."""
-    if isinstance(answer, Lease):
-        return type(answer), answer.holder, answer.n
-    return type(answer), answer.ticket

@@ -150,11 +150,11 @@ class GrantUnused(Struct, frozen=True, kw_only=True, tag="grant_unused"):
     grant: Order
 
 
-EndReason = Literal["used", "unheard", "withdrawn", "too_large", "line_full"]
+EndReason = Literal["used", "unheard", "withdrawn", "too_large", "line_full", "unknown"]
 
 
 class TicketEnded(Struct, frozen=True, kw_only=True, tag="ticket_ended"):
-    """The ticket is no more."""
+    """The ticket is no more; `unknown`: its owner lost it, and rebuilds it when its holder shows the token."""
 
     book: Name
     order: Order

@@ -183,6 +183,9 @@ class Waiting:
                 held.token, held.ahead, held.unanswered_s = record.token, record.ahead, None
         elif isinstance(record, Grant):
             self._granted(record, now_s)
+        elif isinstance(record, TicketEnded) and record.why == "unknown":
+            if (held := self._tickets.get(record.ticket)) is not None and record.holder == self.me:
+                held.unanswered_s = float("-inf")
         elif isinstance(record, TicketEnded):
             self._used.pop(record.ticket, None)
             if self._tickets.pop(record.ticket, None) is not None:
