@@ -202,9 +202,16 @@ class Member:
     def __init__(self, client: Kafka, site: str, seen: list[int]) -> None:
         self.gained: list[int] = []
         self.lost: list[int] = []
+        self.settled: list[list[int]] = []
         self.seen = seen
         self.worker = client.shared_worker(
-            PLACEMENTS, site, self.handle, group=site, on_assigned=self.gain, on_lost=self.lose
+            PLACEMENTS,
+            site,
+            self.handle,
+            group=site,
+            on_assigned=self.gain,
+            on_lost=self.lose,
+            on_settled=self.settle,
         )
 
     async def handle(self, records: Sequence[Record[PlacementEnvelope]]) -> None:
@@ -215,6 +222,9 @@ class Member:
 
     async def lose(self, partitions: Sequence[int]) -> None:
         self.lost.extend(partitions)
+
+    async def settle(self, partitions: Sequence[int]) -> None:
+        self.settled.append(list(partitions))
 
 
 async def test_a_rebalance_loses_no_record(client: Kafka, site: str) -> None:
@@ -240,6 +250,7 @@ async def test_a_rebalance_loses_no_record(client: Kafka, site: str) -> None:
     await until(lambda: set(one.worker.partitions) | set(two.worker.partitions) == set(everything))
     await until(lambda: not set(one.worker.partitions) & set(two.worker.partitions))
     assert set(one.lost) == set(two.worker.partitions) == set(two.gained)
+    assert [one.settled[0], one.settled[-1]] == [list(everything), list(one.worker.partitions)]  # what it kept, too
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     await send_round()

@@ -73,7 +73,7 @@ def test_the_plan_names_every_topic_and_gives_each_role_what_it_needs() -> None:
 SOURCES = {
     "agent": ("processes/agent", "adapters/engines/site_feed"),
     "capacity": ("processes/capacity", "adapters/shards", "adapters/site_face", "adapters/faust_app"),
-    "decide": ("processes/decide", "adapters/desk"),
+    "decide": ("processes/decide", "adapters/desk", "adapters/pool_shard"),
     "goodput": ("processes/goodput", "adapters/faust_app"),
     "audit": ("processes/audit",),
     "operator": ("client/operate", "client/policies"),

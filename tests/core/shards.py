@@ -16,7 +16,7 @@ from tokenfleet.core.shard.envelopes import Envelopes
 from tokenfleet.core.shard.leases import Credit, Leases
 from tokenfleet.core.shard.owner import Owner
 from tokenfleet.core.shard.quota import HOLD_S, SpentCredit
-from tokenfleet.core.shard.records import At, Holder, LeaseRequest, Record, call_of
+from tokenfleet.core.shard.records import At, Grant, Holder, Lease, LeaseRequest, Record, ShardClaim, call_of
 from tokenfleet.core.shard.terms import SILENT_HOLD_S
 from tokenfleet.core.shard.waiting import Waiting
 
@@ -239,6 +239,8 @@ class World:
         self.sizes: dict[str, int] = {}
         self.running: list[Work] = []
         self.used: dict[str, int] = {}
+        self.claim = -1
+        self.standing: set[object] = set()
         self.admitted_s: list[float] = []  # by a quota
         self.assignments = 0
         self.replicas = {
@@ -250,7 +252,19 @@ class World:
         return self.replicas[name]
 
     def append(self, record: Record) -> None:
+        """The record lies in the log, and is good if its epoch's claim is the last before it."""
+        if isinstance(record, ShardClaim):
+            self.claim = len(self.log)
+        elif isinstance(record, Lease | Grant) and record.order.claim == self.claim:
+            self.standing.add((record.holder, record.n) if isinstance(record, Lease) else record.grant)
         self.log.append(record)
+
+    def in_hand(self) -> set[object]:
+        """All leases and grants that some replica believes it has; each must be in `standing`."""
+        replicas = self.replicas.values()
+        leases = {(r.me, held.n) for r in replicas for held in r.leases._held}
+        grants = {held.grant.grant for r in replicas for held in r.waiting._tickets.values() if held.grant}
+        return leases | grants
 
     def kill(self, name: str, *, loses: bool = True) -> None:
         """kill -9 and a new start. Its appends are lost, or in flight."""

@@ -302,10 +302,15 @@ class Shard(RuleBasedStateMachine):
         for _ in range(STORM_STEPS):
             storm_step(self, rng)
             self.never_more_at_large_than_the_limit()
+            self.nothing_is_in_hand_but_what_stands_in_the_log()
 
     @invariant()
     def never_more_at_large_than_the_limit(self) -> None:
         assert self.world.units_at_large() <= self.world.limit_units
+
+    @invariant()
+    def nothing_is_in_hand_but_what_stands_in_the_log(self) -> None:
+        assert self.world.in_hand() <= self.world.standing
 
     @invariant()
     def no_ticket_runs_twice(self) -> None:
@@ -335,7 +340,7 @@ class Shard(RuleBasedStateMachine):
 
 TestShard = Shard.TestCase
 TestShard.settings = settings(
-    max_examples=50,
+    max_examples=25,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=(HealthCheck.too_slow, HealthCheck.filter_too_much),

@@ -12,6 +12,7 @@ from tokenfleet.adapters import topics
 from tokenfleet.adapters.topics import Topic
 from tokenfleet.core import accounts, deadletters, records, revisions
 from tokenfleet.core.decision import Admission, Candidate, Decision, SiteOption
+from tokenfleet.core.shard import records as shard
 
 CLUSTER = "golden-cluster"
 WALL_S = 1_790_000_000.25
@@ -117,6 +118,48 @@ OUTCOME = records.OutcomeEvent(
 )
 
 
+HOLDER = shard.Holder(replica="decide-b-1", start="3")
+BOOK = "small-chat@b"
+TICKETS: tuple[shard.Record, ...] = (
+    shard.ShardClaim(owner=HOLDER, assignment=1),
+    shard.LeaseRequest(book=BOOK, holder=HOLDER, n=4, wants=40_000, keeps=3, rest=12_800, envelopes=9, spent=27_200),
+    shard.Lease(book=BOOK, order=ORDER, holder=HOLDER, n=4, units=40_000),
+    shard.TicketAsk(
+        book=BOOK,
+        holder=HOLDER,
+        n=11,
+        ticket="r-1#0",
+        tenant="acme",
+        request_class="chat",
+        rank=0,
+        units=1280,
+        work_s=0.25,
+        left_s=30.0,
+    ),
+    shard.Ticket(
+        book=BOOK,
+        order=ORDER,
+        holder=HOLDER,
+        n=11,
+        ticket="r-1#0",
+        tenant="acme",
+        request_class="chat",
+        rank=0,
+        units=1280,
+        work_s=0.25,
+        virtual_start=17.5,
+        token="signed",
+        ahead=2,
+    ),
+    shard.Keepalive(book=BOOK, holder=HOLDER, n=12, tickets=("r-1#0",)),
+    shard.TokenShown(book=BOOK, holder=HOLDER, n=13, token="signed", left_s=29.0),
+    shard.TicketsWithdrawn(book=BOOK, holder=HOLDER, n=14, tickets=("r-2#0",)),
+    shard.Grant(book=BOOK, order=ORDER, grant=ORDER, ticket="r-1#0", holder=HOLDER, cites=12, units=1280),
+    shard.GrantUnused(book=BOOK, holder=HOLDER, n=15, ticket="r-1#0", grant=ORDER),
+    shard.TicketEnded(book=BOOK, order=ORDER, holder=HOLDER, ticket="r-1#0", why="unheard"),
+)
+
+
 def golden_messages() -> tuple[tuple[Topic[Any], Struct], ...]:
     """One example of every message of every topic."""
     return (
@@ -179,6 +222,7 @@ def golden_messages() -> tuple[tuple[Topic[Any], Struct], ...]:
             topics.OUTCOMES,
             records.OutcomeEnvelope(site="a", replica="gateway-a-1", sent_wall_s=WALL_S, events=(OUTCOME,)),
         ),
+        *((topics.TICKETS, message) for message in TICKETS),
         (
             topics.SUMMARY,
             records.SiteSummary(

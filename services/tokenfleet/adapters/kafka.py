@@ -92,6 +92,7 @@ class Kafka(KafkaLink):
         group: str,
         on_assigned: Callable[[Sequence[int]], Awaitable[None]],
         on_lost: Callable[[Sequence[int]], Awaitable[None]],
+        on_settled: Callable[[Sequence[int]], Awaitable[None]] | None = None,
         start: Start = BEGINNING,
         on_reset: Callable[[], None] | None = None,
     ) -> SharedWorker[M]:
@@ -105,6 +106,7 @@ class Kafka(KafkaLink):
             start=start,
             on_assigned=on_assigned,
             on_lost=on_lost,
+            on_settled=on_settled,
             on_reset=on_reset,
             letters=self.dead_letters,
         )

@@ -16,6 +16,7 @@ BYTES_PER_S = {
     "placements": 6_000 * 80.0,
     "decisions": 2_000 * 2_048.0,
     "outcomes": 8_000 * 300.0,
+    "tickets": 4 * 500 * 2 * 250.0 + 500 * 1_200.0,  # 4 replicas ask 500 books a second; 500 tickets/s
     "summary": 8_192 * 2.0,
     "sketch": 524_288 / 5.0,
     "control": 1.0,
@@ -48,9 +49,10 @@ ROLES: dict[str, Role] = {
         groups=("tokenfleet-capacity-{site}", "tokenfleet-capacity"),  # of its telemetry; faust's own
     ),
     "decide": Role(
-        writes=frozenset({"placements", "decisions", "outcomes", "deadletter"}),
-        reads=frozenset({"capacity", "kvcache", "placements", "control", "policy", "feedback"}),
+        writes=frozenset({"placements", "decisions", "outcomes", "tickets", "deadletter"}),
+        reads=frozenset({"capacity", "kvcache", "placements", "tickets", "control", "policy", "feedback"}),
         reads_everywhere=frozenset({"summary", "sketch"}),
+        groups=("tokenfleet-shard-{site}",),
     ),
     "goodput": Role(
         writes=frozenset({"goodput", "feedback", "policy", "deadletter"}),  # policy: what becomes of a canary

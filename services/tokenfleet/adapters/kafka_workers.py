@@ -102,6 +102,7 @@ class SharedWorker(_Worker[M]):
 
     `on_assigned` is awaited for partitions gained, before any of their records; `on_lost` for those that another has
     now, so until the new assignment is known two workers may both think that they own one: fence what is published.
+    `on_settled` is awaited after every assignment with all that it gives, kept or gained.
     A kept partition goes on where it is, a gained one begins at `start`: nothing is committed.
     """
 
@@ -116,11 +117,12 @@ class SharedWorker(_Worker[M]):
         start: Start,
         on_assigned: Callable[[Sequence[int]], Awaitable[None]],
         on_lost: Callable[[Sequence[int]], Awaitable[None]],
+        on_settled: Callable[[Sequence[int]], Awaitable[None]] | None,
         on_reset: Callable[[], None] | None,
         letters: DeadLetters,
     ) -> None:
         super().__init__(link, topic, site, handle, group=group, start=start, on_reset=on_reset, letters=letters)
-        self._on_assigned, self._on_lost = on_assigned, on_lost
+        self._on_assigned, self._on_lost, self._on_settled = on_assigned, on_lost, on_settled
         self._given: tuple[int, ...] | None = None  # a new assignment that is not adopted yet
         self._held: frozenset[int] = frozenset()
 
@@ -156,6 +158,8 @@ class SharedWorker(_Worker[M]):
         self._held = frozenset(given)
         if gained:
             await self._on_assigned(gained)
+        if self._on_settled is not None:
+            await self._on_settled(given)
         if self._given is None and {tp.partition for tp in consumer.assignment()} == set(given):
             self._adopt(consumer, {p: self._next.get(p, offsets.get(p, 0)) for p in given}, ends)
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from tokenfleet.core import accounts, deadletters, records, revisions
 from tokenfleet.core.errors import SetupError
+from tokenfleet.core.shard import records as shard
 
 M_co = TypeVar("M_co", bound=Struct, covariant=True)
 
@@ -20,7 +21,7 @@ RECORD_BYTES_MAX = 1024 * 1024  # bounds one record's value; the broker is told 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 
-PartitionBy = Literal["agent", "instance", "shard", "replica", "request", "site", "topic"]
+PartitionBy = Literal["agent", "instance", "shard", "replica", "request", "book", "site", "topic"]
 
 
 class Topic(Struct, Generic[M_co], frozen=True, kw_only=True):
@@ -110,6 +111,27 @@ OUTCOMES = Topic[records.OutcomeEnvelope](
     retention_s=7 * DAY_S,
     description="What happened to each attempt of the logical requests that arrived at this site.",
 )
+TICKETS = Topic[shard.Record](
+    name="tickets",
+    messages=(
+        shard.ShardClaim,
+        shard.LeaseRequest,
+        shard.Lease,
+        shard.TicketAsk,
+        shard.Ticket,
+        shard.Keepalive,
+        shard.TokenShown,
+        shard.TicketsWithdrawn,
+        shard.Grant,
+        shard.GrantUnused,
+        shard.TicketEnded,
+    ),
+    partition_by="book",
+    partitions=2,
+    retention_s=HOUR_S,  # not compacted: a void record of a deposed owner could shadow a good one
+    description="Leases, queue tickets and grants of the site's pools and quotas, and the claims of their owners.",
+    fetch_wait_s=0.1,
+)
 SUMMARY = Topic[records.SiteSummary](
     name="summary",
     messages=(records.SiteSummary,),
@@ -176,6 +198,7 @@ TOPICS: tuple[Topic[Struct], ...] = (
     PLACEMENTS,
     DECISIONS,
     OUTCOMES,
+    TICKETS,
     SUMMARY,
     SKETCH,
     CONTROL,

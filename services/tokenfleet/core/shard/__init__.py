@@ -34,6 +34,9 @@ step): the request promises that all spent before it lies in envelopes ≤ `enve
     waiting.token(ticket), waiting.ahead(ticket), waiting.ended()
     append(waiting.withdraw(ticket, now_s))                # the caller left
 
+`adapters.pool_shard.PoolShards` does the asking, reading, keeping and appending: what is left to a decision is to
+`spend`, `refund`, `ask`, `use` and `withdraw`.
+
 **The owner** (`owner.Owner`, one a book, in the process that holds the partition): `claim` once an assignment (one
 record for all books of the partition), `read` for every record, `turn` for what to append next; `limit_units` =
 ⌊ceiling × capacity⌋ is told by whoever follows the capacity table. `entries` says what placements have told
@@ -44,7 +47,7 @@ record for all books of the partition), `read` for every record, `turn` for what
 | which records stand | fence |
 | what is counted, and until when | book, entries, envelopes, quota |
 | who goes next | line |
-| what the owner does | owner |
+| what the owner does, and what it wrote and did not read back yet | owner, writer |
 | what a replica may spend | leases |
 | what a gateway's tickets do | waiting |
 | what a caller holds while it waits | token |
