@@ -262,9 +262,8 @@ class World:
     def in_hand(self) -> set[object]:
         """All leases and grants that some replica believes it has; each must be in `standing`."""
         replicas = self.replicas.values()
-        leases = {(r.me, held.n) for r in replicas for held in r.leases._held}
-        grants = {held.grant.grant for r in replicas for held in r.waiting._tickets.values() if held.grant}
-        return leases | grants
+        found: set[object] = {(r.me, held.n) for r in replicas for held in r.leases._held}
+        return found | {held.grant.grant for r in replicas for held in r.waiting._tickets.values() if held.grant}
 
     def kill(self, name: str, *, loses: bool = True) -> None:
         """kill -9 and a new start. Its appends are lost, or in flight."""
