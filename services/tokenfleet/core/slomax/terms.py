@@ -12,13 +12,13 @@ class FairPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Between tenants of a class (core/slomax/fair.py), and the least that a class gets (core/slomax/floor.py).
 
     A tenant is at most `credit_max_s` of weighted GPU time ahead of where a newcomer joins, however much it waited or
-    got back. A class that waits gets `floor_share` of the GPU seconds given out before its oldest request has waited
-    for twice `starved_after_s`.
+    got back. A class that waits gets 5 % of the GPU seconds given out or waits no longer than 30 s: `floor_share` and
+    `starved_after_s`, after which it goes first, are a little stricter, since requests come in whole ones.
     """
 
     credit_max_s: NonNegative = 10.0
-    floor_share: Share = 0.05
-    starved_after_s: Positive = 15.0
+    floor_share: Share = 0.055
+    starved_after_s: Positive = 10.0
 
 
 class GatePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
