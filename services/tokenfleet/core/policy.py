@@ -15,9 +15,11 @@ from tokenfleet.core.errors import PolicyError, UnknownModelError, UnknownSiteEr
 from tokenfleet.core.permitted import permitted_words
 from tokenfleet.core.ranges import NonNegative, Positive, Share
 from tokenfleet.core.slomax.terms import (
+    ClassQueue,
     ControllerPolicy,
     FairPolicy,
     GatePolicy,
+    PacingPolicy,
     ReservePolicy,
     RetryPolicy,
     share_problems,
@@ -33,29 +35,6 @@ class Products(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     slomax: bool = True
     fleetmind: bool = True
     tokenpilot: bool = True
-
-
-class ClassQueue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How requests of a class wait at the control plane and when one goes to an instance (core/slomax/pacing.py).
-
-    `role`: a `guarded` class is protected, its time per output token is what forecasts guard; a `reserving` one has
-    large prefills, for which gaps are kept free; a `filling` one takes what the others leave. `backlog_max_s` bounds
-    the work before the instance's next free moment, `prefills_max` the class's requests there that have no first
-    token yet (0: any number). `gate_share`: the forecast may reach this share of the guarded time per output token.
-    `steer_weight` · the forecast above `steer_from_share` of it is added to an instance's cost in seconds, and so are
-    `per_guarded_s`, `per_decode_s` and `per_prefill_s` for each guarded request, each decode and each reserving prefill
-    there.
-    """
-
-    role: Literal["guarded", "reserving", "filling"] = "guarded"
-    backlog_max_s: Positive = 0.6
-    prefills_max: Annotated[int, Meta(ge=0)] = 0
-    gate_share: NonNegative = 1.0
-    steer_weight: NonNegative = 8.0
-    steer_from_share: NonNegative = 0.0
-    per_guarded_s: NonNegative = 0.0
-    per_decode_s: NonNegative = 0.0
-    per_prefill_s: NonNegative = 0.0
 
 
 class RequestClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -220,38 +199,6 @@ class LedgerPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     read_back_s: Positive = 900.0
     correction_lag_s: NonNegative = 2.0
     correction_beats: Annotated[int, Meta(ge=1)] = 3
-
-
-class PacingPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When classes share a pool: how far ahead forecasts look, what is kept free, and what a reserving class may cost
-    the guarded one (core/slomax/pacing.py).
-
-    Forecasts rest on the iterations of the last `window_s`. The allowance, a share of the guarded time per output
-    token, starts at `allowance_start`; each `allowance_period_s` it is cut by `allowance_cut` where the guarded class's
-    attainment over `allowance_window_s` is below `attainment_low`, and raised by `allowance_step` above
-    `attainment_high`. It counts in full when the reserving request must start now, and not before `allowance_slack_s`.
-    `reserve_share` of the instances at most are kept from filling work for waiting reserving requests, while the
-    earliest filling one has `reserve_slack_s` left; guarded ones pay `reserved_price_s` there. `ageing`: a reserving
-    request that waits for so many seconds goes before one with a second less work.
-    """
-
-    enabled: bool = False
-    window_s: Positive = 0.6
-    allowance_start: Share = 0.03
-    allowance_min: Share = 0.01
-    allowance_max: Share = 0.12
-    allowance_cut: Share = 0.8
-    allowance_step: Share = 0.006
-    allowance_period_s: Positive = 2.0
-    allowance_window_s: Positive = 15.0
-    allowance_slack_s: Positive = 5.0
-    attainment_low: Share = 0.98
-    attainment_high: Share = 0.99
-    reserve_share: Share = 0.5
-    reserve_slack_s: NonNegative = 60.0
-    reserved_price_s: NonNegative = 0.3
-    ageing: Positive = 5.0
-    planned_max: Annotated[int, Meta(ge=1)] = 40
 
 
 class SloMaxPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
