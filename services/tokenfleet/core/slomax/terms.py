@@ -1,4 +1,4 @@
-"""Terms: the tables of the policy file that say how SLOMax queues, paces and shares a pool out. All are first values."""
+"""Terms: the tables of the policy file that say how SLOMax queues, paces and shares a pool out; all first values."""
 
 from collections.abc import Collection
 from typing import Annotated, Literal
