@@ -82,6 +82,16 @@ def test_leases_written_before_a_claim_stay_good_and_count_as_just_issued() -> N
     assert owner_of(world, "b").total_units() == 0
 
 
+def test_a_new_owner_counts_what_a_silent_holder_has_from_its_own_claim() -> None:
+    world = owned("abc")
+    quiet(world, "c")
+    world.run(30.0)
+    world["a"].owns = False
+    world["b"].assigned()
+    world.run(10.0)  # 40 s after c was heard, 10 s after the claim
+    assert [row for row in owner_of(world, "b")._counts._leases.values() if row.holder.replica == "c"]
+
+
 def test_every_assignment_is_another_epoch_also_of_one_that_keeps_the_partition() -> None:
     world = owned()
     before = owner_of(world)._writer.epoch

@@ -143,17 +143,46 @@ def test_a_word_that_was_lost_is_said_again() -> None:
 def test_a_grant_that_was_lost_is_written_again_and_is_the_same() -> None:
     world = owned(limit_units=1)
     a, b = world["a"], world["b"]
-    b.queue("q#0")
-    b.land()
+    b.queue("q0#0")
+    b.queue("q1#0")
+    run(world, 0.3)
+    work = b.use("q0#0")
+    assert work is not None
+    b.end(work)
+    b.send()
+    a.read_placements()
     a.read()
     a.turn()
     [lost] = [record for record in a.outbox if isinstance(record, Grant)]
+    assert lost.ticket == "q1#0"
     a.outbox.clear()
-    run(world, 0.9)
+    run(world, 0.8)
     assert granted(b) == []
-    run(world, 0.3)
-    assert [grant.grant for grant in grants(world)] == [lost.grant]
+    run(world, 0.5)
+    assert granted(b) == ["q1#0"]
+    assert grants(world)[-1].grant == lost.grant
     assert owner_of(world).total_units() == 1
+
+
+def test_an_end_that_stands_is_remembered_by_an_owner_that_was_deposed() -> None:
+    world = owned("abc", limit_units=1)
+    a, b, c = (world[name] for name in "abc")
+    b.queue("running#0")
+    b.queue("q#0")
+    run(world, 0.3)
+    b.use("running#0")
+    token = b.waiting.token("q#0")
+    word = b.waiting.withdraw("q#0", b.now_s)
+    assert word is not None
+    b.outbox.append(word)
+    run(world, 0.3)
+    for owns, gave_up in ((c, a), (a, c)):
+        gave_up.owns = False
+        owns.assigned()
+        run(world, 0.3)
+    b.outbox.append(b.waiting.show("q#0", token, left_s=9.0, now_s=b.now_s))
+    run(world, 0.3)
+    assert b.waiting.ended() == [("q#0", "withdrawn")]
 
 
 def test_a_grant_that_its_deposed_owner_never_saw_in_the_log_was_none() -> None:

@@ -168,15 +168,11 @@ class Waiting:
         return tuple(out)
 
     def read(self, record: Record, at: At, *, now_s: float) -> None:
-        """The next record of the book's partition. After a claim all that wait show their tokens to the new owner."""
+        """The next record of the book's partition."""
         stands = self._fence.read(record, at)
-        if isinstance(record, ShardClaim):
-            for held in self._tickets.values():
-                if held.grant is None:
-                    held.unanswered_s = float("-inf")
-        elif not stands or record.book != self.book:
+        if isinstance(record, ShardClaim) or not stands or record.book != self.book:
             return
-        elif isinstance(record, GrantUnused | TicketsWithdrawn):
+        if isinstance(record, GrantUnused | TicketsWithdrawn):
             self._words.pop(record, None)
         elif isinstance(record, Ticket):
             if (held := self._tickets.get(record.ticket)) is not None and record.holder == self.me:
