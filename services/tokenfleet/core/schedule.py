@@ -174,8 +174,9 @@ def _answer(site: Site, asked: Asked) -> Decided:
 def _waits(site: Site, asked: Asked, chosen: Candidate) -> bool:
     """Whether the request is held, now or still: its gateway can, its instance is not open, or another goes first."""
     request, terms, turn = asked.request, asked.policy.tokenpilot.late, asked.turn
+    is_open = chosen.wait_s <= site.held.open_s(terms)
     if turn is not None:
-        return not turn.overdue and chosen.wait_s > terms.backlog_max_s
+        return not turn.overdue and not is_open
     if (
         request.wait_max_s <= 0.0
         or not asked.policy.products.tokenpilot
@@ -185,8 +186,8 @@ def _waits(site: Site, asked: Asked, chosen: Candidate) -> bool:
     pool = asked.pool
     hits = np.zeros(len(pool)) if pool.columns.hits is None else pool.columns.hits
     work_s = float(dense_work_s(np.array([[float(request.prompt_tokens)]]), hits[None, :], pool).min())
-    first = site.held.goes_first(request.model, work_s, asked.now_s, terms)
-    if (first and chosen.wait_s <= terms.backlog_max_s) or len(site.held) >= terms.held_max:
+    first = site.held.goes_first(request, work_s, asked.now_s, terms)
+    if (first and is_open) or len(site.held) >= terms.held_max:
         return False
     if not request.dry_run:
         site.held.put(
