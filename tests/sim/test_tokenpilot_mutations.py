@@ -225,6 +225,10 @@ def first_come_first_served(patch: Patch) -> None:
     patch.setattr(held, "rank", longest_wait)
 
 
+def nobody_is_ever_due(patch: Patch) -> None:
+    patch.setattr(due.Due, "due_s", 0.0)
+
+
 def bound_at_once(patch: Patch) -> None:
     patch.setattr(held.Held, "off", lambda *now: "late binding is off")
 
@@ -244,6 +248,7 @@ FACTS = (
     Fact(idle, largest_share, 0.4, ties_to_the_lowest_index),
     Fact(busy_behind_four_gateways, p95_s, 1.2, blind_to_other_replicas),
     Fact(overloaded, p50_s, 0.8, with_reuse_free_in_the_plan),
+    Fact(overloaded, p95_s, 4.0, nobody_is_ever_due),
     Fact(overloaded_and_bound_at_once, p50_s, 0.6, with_reuse_free_in_the_choice),
     Fact(bursts, p50_s, 1.1, without_expected_blocks),
     Fact(long_and_short, p95_s, 6.0, most_work_first),
