@@ -54,23 +54,16 @@ def released(site: Site, model: str, now_s: float, next_ids: Callable[[], Ids]) 
     pool = site.pool(model, now_s, policy=policy)
     for waiting, turn in site.held.turns(pool, site.hits, policy.tokenpilot, now_s):
         answer = _in_turn(site, waiting, turn, next_ids(), now_s)
-        if isinstance(answer, BadRequestError):
-            withdrawn(site, waiting.call)
-        elif answer.decision.verdict == "queue":
+        if isinstance(answer, Decided) and answer.decision.verdict == "queue":
             continue
-        else:
-            site.held.take(waiting.call)
+        site.held.take(waiting.call)
         yield waiting, answer
 
 
 def let_go(site: Site, call: Call, ids: Ids, *, now_s: float) -> Released | None:
     """The final answer to a held request at once, whatever the backlog; None if it is not held."""
-    if (waiting := site.held.take(call)) is None:
-        return None
-    answer = _in_turn(site, waiting, Turn(overdue=True), ids, now_s)
-    if isinstance(answer, BadRequestError):
-        site.quotas.refund(waiting.charge)
-    return answer
+    waiting = site.held.take(call)
+    return None if waiting is None else _in_turn(site, waiting, Turn(overdue=True), ids, now_s)
 
 
 def withdrawn(site: Site, call: Call) -> None:
@@ -80,12 +73,14 @@ def withdrawn(site: Site, call: Call) -> None:
 
 
 def _in_turn(site: Site, waiting: Waiting, turn: Turn, ids: Ids, now_s: float) -> Released:
-    """Decided on the tables of now, with what the request took when it came: quota, and a place among those who run."""
+    """Decided on the tables of now, with what the request took when it came: quota, and a place among those who run.
+    Where nothing can be decided any more, the quota is given back."""
     waited_s = now_s - waiting.since_s
     request = replace(waiting.request, elapsed_s=waiting.request.elapsed_s + waited_s)
     try:
         asked = _asked(site, request, waiting.steps, ids, now_s, turn=turn, kept=waiting.charge)
     except BadRequestError as error:
+        site.quotas.refund(waiting.charge)
         return error
     return _decided(site, asked)
 

@@ -150,8 +150,7 @@ class Held:
         if not overdue and not (backlog_s <= open_s).any():
             return
         if not len(columns):
-            nothing_s = np.zeros(0)
-            yield from [(waiting, Turn(ahead_s=nothing_s, held_s=0.0, overdue=True)) for waiting in overdue]
+            yield from [(waiting, Turn(overdue=True)) for waiting in overdue]
             return
         first = heapq.nsmallest(terms.planned_max, held.values(), key=self._place(terms, now_s, pool.model))
         planned = [*overdue, *[w for w in first if w not in overdue]] if overdue else first
