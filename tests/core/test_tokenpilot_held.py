@@ -64,14 +64,39 @@ def test_the_shortest_work_goes_first_and_age_outweighs_it_in_the_end() -> None:
     assert ask(b, "long").verdict == "queue"
     assert ask(b, "short", 1000).verdict == "queue"
     b.hears_outcome(running, "first_token")
-    assert names(release(b)) == ["short", "long"]  # after a short one the instance is still within the bound
+    assert names(release(b)) == ["short"]
     b = Town("b", small=1)
     running = ask(b, "running")
     ask(b, "long")
-    b.now_s += 30.0
-    ask(b, "short", 1000)
+    b.now_s += 58.0
+    b.hears_telemetry()
+    assert ask(b, "short", 1000).verdict == "queue"
     b.hears_outcome(running, "first_token")
     assert names(release(b)) == ["long"]
+
+
+def test_who_is_nearly_due_goes_before_less_work_and_who_is_late_makes_way() -> None:
+    def first_after(waited_s: float) -> str:
+        b = Town("b", small=1)
+        for _ in range(100):
+            b.site.held.heard_first_token("small-chat", ttft_s=3.5, lag_s=0.0)
+        running = ask(b, "running")
+        ask(b, "long")  # 2.75 s of work
+        b.now_s += waited_s
+        ask(b, "short", 3000)
+        b.hears_outcome(running, "first_token")
+        return names(release(b))[0]
+
+    assert [first_after(waited_s) for waited_s in (0.0, 0.6, 1.5)] == ["short", "long", "short"]
+
+
+def test_the_later_first_tokens_are_reported_the_earlier_an_instance_is_open() -> None:
+    b = Town("b", small=1)
+    terms = b.site.policy.tokenpilot.late
+    assert b.site.held.open_s(terms) == terms.backlog_min_s
+    for _ in range(1000):
+        b.site.held.heard_first_token("small-chat", ttft_s=1.0, lag_s=0.04)
+    assert 0.11 < b.site.held.open_s(terms) < 0.12 < terms.backlog_max_s
 
 
 def test_who_is_first_in_order_need_not_wait_for_those_behind() -> None:
@@ -79,7 +104,7 @@ def test_who_is_first_in_order_need_not_wait_for_those_behind() -> None:
     for name in ("r1", "r2"):
         ask(b, name)
     assert ask(b, "r3").verdict == "queue"
-    b.now_s += 2.6
+    b.now_s += 2.71
     assert ask(b, "small", 500).verdict == "admit"
     assert names(release(b)) == ["r3"]
 

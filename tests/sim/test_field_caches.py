@@ -182,18 +182,21 @@ def test_records_that_the_log_delivers_twice_and_late_are_no_second_copy_and_und
 # --- prompts around one block -------------------------------------------------------------------------------------
 
 
+HELD = ""  # where one goes that waits for its instance
+
+
 @pytest.mark.parametrize("tokens", [0, 1, 255, 256, 257])
 def test_a_prompt_around_one_block_is_decided_as_any_other(tokens: int) -> None:
     """Equals share it, and a busy instance is left alone, whether or not there is a block to have a key."""
     quarter = Quarter({"A": 32, "B": 32})
     busy = quarter.goes_to(quarter.asks(50_000))
     [idle] = {"A", "B"} - {busy}
-    assert {quarter.goes_to(quarter.asks(tokens)) for _ in range(8)} == {idle}
+    assert {quarter.goes_to(quarter.asks(tokens)) for _ in range(8)} - {HELD} == {idle}
     quarter = Quarter({"A": 32, "B": 32})
     chosen = Counter(quarter.goes_to(quarter.asks(tokens)) for _ in range(20))
-    assert sum(chosen[name] for name in "AB") == 20
+    assert set(chosen) <= {"A", "B", HELD}
     if tokens < quarter.block_tokens:  # a block has a home, what has none is spread
-        assert min(chosen["A"], chosen["B"]) >= 6
+        assert min(chosen["A"], chosen["B"]) >= max(chosen["A"], chosen["B"]) / 3 > 0
 
 
 def test_prompts_around_one_block_are_served_to_their_ends() -> None:

@@ -24,7 +24,7 @@ from tokenfleet.core.ledger import Ledger
 from tokenfleet.core.load import Load, Standing
 from tokenfleet.core.policy import LateBindingPolicy, TokenPilotPolicy
 from tokenfleet.core.pool import PoolView
-from tokenfleet.core.tokenpilot import choose, held
+from tokenfleet.core.tokenpilot import choose, due, held
 from tokenfleet.core.tokenpilot.cost import Costs
 from tokenfleet.core.tokenpilot.evidence import Chosen
 from tokenfleet.core.tokenpilot.held import Waiting
@@ -215,15 +215,18 @@ def without_expected_blocks(patch: Patch) -> None:
 
 
 def most_work_first(patch: Patch) -> None:
-    rank = held._rank  # pyright: ignore[reportPrivateUsage]  # what is bent here
-    patch.setattr(held, "_rank", lambda *waiting: -rank(*waiting))
+    patch.setattr(held, "rank", lambda *waiting: -due.rank(*waiting))
 
 
 def first_come_first_served(patch: Patch) -> None:
-    def since_s(waiting: Waiting, now_s: float, terms: LateBindingPolicy) -> float:
-        return waiting.since_s
+    def longest_wait(work_s: float, age_s: float, due_s: float, terms: LateBindingPolicy) -> float:
+        return -age_s
 
-    patch.setattr(held, "_rank", since_s)
+    patch.setattr(held, "rank", longest_wait)
+
+
+def nobody_is_ever_due(patch: Patch) -> None:
+    patch.setattr(due.Due, "due_s", 0.0)
 
 
 def bound_at_once(patch: Patch) -> None:
@@ -244,7 +247,8 @@ FACTS = (
     Fact(talkative, p50_s, 0.06, without_the_hit_term),
     Fact(idle, largest_share, 0.4, ties_to_the_lowest_index),
     Fact(busy_behind_four_gateways, p95_s, 1.2, blind_to_other_replicas),
-    Fact(overloaded, p50_s, 0.52, with_reuse_free_in_the_plan),
+    Fact(overloaded, p50_s, 0.8, with_reuse_free_in_the_plan),
+    Fact(overloaded, p95_s, 4.0, nobody_is_ever_due),
     Fact(overloaded_and_bound_at_once, p50_s, 0.6, with_reuse_free_in_the_choice),
     Fact(bursts, p50_s, 1.1, without_expected_blocks),
     Fact(long_and_short, p95_s, 6.0, most_work_first),

@@ -284,6 +284,16 @@ def _by_class(counted: Sequence[Mapping[str, int]]) -> dict[str, Floats]:
     return {name: _floats([each.get(name, 0) for each in counted]) for name in names}
 
 
+def most(values: Floats) -> float:
+    """The greatest of a column, −∞ of an empty one; NaN if any is unknown. By place: cheaper than `max`."""
+    return values.item(values.argmax()) if values.size else -np.inf
+
+
+def least(values: Floats) -> float:
+    """The same of the least, ∞ of an empty one."""
+    return values.item(values.argmin()) if values.size else np.inf
+
+
 def operator_share(weight: float) -> float:
     """The operator's weight within bounds; 1 when it is no number. Weight 0 is a filter's matter."""
     share = known(weight)

@@ -135,14 +135,20 @@ class Residency(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class LateBindingPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When a request that its gateway can hold waits there, and for what (core/tokenpilot/held.py).
 
-    One goes out when its instance's backlog is at most `backlog_max_s`; the `planned_max` with the least
-    work − `age_gain` · age are planned at a time, `held_max` are held at all. Off where fewer than `events_share_min`
-    of the requests report their first token, or reports lag by more than `backlog_max_s` / `lags_in_backlog`.
+    One goes out when its instance's backlog is at most `lags_in_backlog` times what reports of first tokens lag,
+    between `backlog_min_s` and `backlog_max_s`. Those with the least work − `age_gain` · age go first, divided by up to
+    1 + `due_weight` the nearer they are to the time to first token that most requests keep (core/tokenpilot/due.py);
+    near is `due_near_share` of that time. `planned_max` are planned at a time, `held_max` are held at all. Off where
+    fewer than `events_share_min` of the requests report their first token, or where reports lag by more than
+    `backlog_max_s` / `lags_in_backlog`.
     """
 
     enabled: bool = True
+    backlog_min_s: Positive = 0.05
     backlog_max_s: Positive = 0.2
     age_gain: NonNegative = 0.05
+    due_weight: NonNegative = 30.0
+    due_near_share: Positive = 0.15
     planned_max: Annotated[int, Meta(ge=1)] = 40
     held_max: Annotated[int, Meta(ge=1)] = 1000
     events_share_min: Share = 0.95

@@ -25,6 +25,7 @@ from tokenfleet.core.columns import (
     Kept,
     Labels,
     kv_room,
+    least,
     operator_share,
 )
 from tokenfleet.core.failures import Standing as FailureStanding
@@ -220,7 +221,7 @@ class PoolTable:
     def _ages(self, now_s: float, policy: LivenessPolicy) -> tuple[float, bool, Flags | None, Flags | None]:
         """The greatest age, whether any is unknown, who is suspect and whose agent lives (None: nobody, all)."""
         if self._oldest_s is None:
-            self._oldest_s = _least(self._numbers[BORN]), _least(self._numbers[SILENT_SINCE])
+            self._oldest_s = _oldest(self._numbers[BORN]), _oldest(self._numbers[SILENT_SINCE])
         born_s, silent_since_s = self._oldest_s
         most_s = policy.agent_silent_max_s
         if now_s - born_s <= most_s and now_s - silent_since_s <= most_s:
@@ -278,10 +279,10 @@ def p_hit(calibration: PoolCalibration, state: KvState) -> float:
     return calibration.p_hit_approx if state == "approx" else calibration.p_hit_dispatch
 
 
-def _least(values: Floats) -> float:
+def _oldest(values: Floats) -> float:
     """The least; −∞ when any is unknown."""
-    least = values.item(values.argmin()) if values.size else np.inf
-    return least if least == least else -np.inf
+    oldest = least(values)
+    return oldest if oldest == oldest else -np.inf
 
 
 def _told(value: float | None) -> float:

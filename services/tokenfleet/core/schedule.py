@@ -62,25 +62,18 @@ def released(site: Site, model: str, now_s: float, next_ids: Callable[[], Ids]) 
         turns = site.held.turns(site.pool(model, now_s, policy=policy), site.hits, policy.tokenpilot, now_s)
     for waiting, turn in turns:
         answer = _in_turn(site, waiting, turn, next_ids(), now_s)
-        if isinstance(answer, BadRequestError):
-            withdrawn(site, waiting.call)
-        elif answer.decision.verdict == "queue":
+        if isinstance(answer, Decided) and answer.decision.verdict == "queue":
             continue
-        else:
-            site.take(waiting.call)
-            if answer.placement is not None and paces:
-                site.queues(model).went(waiting, answer.decision.id, site.pool(model, now_s, policy=policy), policy)
+        site.take(waiting.call)
+        if paces and isinstance(answer, Decided) and answer.placement is not None:
+            site.queues(model).went(waiting, answer.decision.id, site.pool(model, now_s, policy=policy), policy)
         yield waiting, answer
 
 
 def let_go(site: Site, call: Call, ids: Ids, *, now_s: float) -> Released | None:
     """The final answer to a held request at once, whatever the backlog; None if it is not held."""
-    if (waiting := site.take(call)) is None:
-        return None
-    answer = _in_turn(site, waiting, Turn(overdue=True), ids, now_s)
-    if isinstance(answer, BadRequestError):
-        site.quotas.refund(waiting.charge)
-    return answer
+    waiting = site.take(call)
+    return None if waiting is None else _in_turn(site, waiting, Turn(overdue=True), ids, now_s)
 
 
 def withdrawn(site: Site, call: Call) -> None:
@@ -90,12 +83,14 @@ def withdrawn(site: Site, call: Call) -> None:
 
 
 def _in_turn(site: Site, waiting: Waiting, turn: Turn, ids: Ids, now_s: float) -> Released:
-    """Decided on the tables of now, with what the request took when it came: quota, and a place among those who run."""
+    """Decided on the tables of now, with what the request took when it came: quota, and a place among those who run.
+    Where nothing can be decided any more, the quota is given back."""
     waited_s = now_s - waiting.since_s
     request = replace(waiting.request, elapsed_s=waiting.request.elapsed_s + waited_s)
     try:
         asked = _asked(site, request, waiting.steps, ids, now_s, turn=turn, kept=waiting.charge)
     except BadRequestError as error:
+        site.quotas.refund(waiting.charge)
         return error
     return _decided(site, asked)
 
@@ -238,8 +233,9 @@ def _waiting(asked: Asked) -> Waiting:
 def _waits(site: Site, asked: Asked, chosen: Candidate) -> bool:
     """Whether the request is held, now or still: its gateway can, its instance is not open, or another goes first."""
     request, terms, turn = asked.request, asked.policy.tokenpilot.late, asked.turn
+    is_open = chosen.wait_s <= site.held.open_s(terms)
     if turn is not None:
-        return not turn.overdue and chosen.wait_s > terms.backlog_max_s
+        return not turn.overdue and not is_open
     if (
         request.wait_max_s <= 0.0
         or not asked.policy.products.tokenpilot
@@ -247,8 +243,8 @@ def _waits(site: Site, asked: Asked, chosen: Candidate) -> bool:
     ):
         return False
     waiting = _waiting(asked)
-    first = site.held.goes_first(request.model, waiting.work_s, asked.now_s, terms)
-    if (first and chosen.wait_s <= terms.backlog_max_s) or len(site.held) >= terms.held_max:
+    first = site.held.goes_first(request, waiting.work_s, asked.now_s, terms)
+    if (first and is_open) or len(site.held) >= terms.held_max:
         return False
     if not request.dry_run:
         site.held.put(waiting)

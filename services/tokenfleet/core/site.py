@@ -253,8 +253,9 @@ class Site:
                 predicted_ttft_s=entry.predicted_ttft_s,
                 policy_revision=entry.policy_revision,
             )
-            if event.kind == "first_token" and event.attempt_s > 0.0:
-                self.held.heard_first_token(entry.age_s - event.attempt_s)
+            if event.kind == "first_token":
+                lag_s = entry.age_s - event.attempt_s if event.attempt_s > 0.0 else None
+                self.held.heard_first_token(entry.model, ttft_s=event.elapsed_s, lag_s=lag_s)
             elif event.kind == "finished":
                 self.held.heard_end(told=self.ledger.has_first_token(event.decision))
         if event.kind in TERMINAL_KINDS and event.model in self._queues and not self.ledger.has_ended(event.decision):

@@ -22,9 +22,7 @@ class RoutingUnlessNamed(TyperGroup):
         return super().parse_args(ctx, args if named else [ROUTING, *args])
 
 
-sim_app = typer.Typer(
-    no_args_is_help=True, help="The fleet simulator: routing policies and designs on recorded traces."
-)
+sim_app = typer.Typer(no_args_is_help=True, help="The fleet simulator: policies and designs on real traces.")
 run_app = typer.Typer(no_args_is_help=True, help="Run one simulation and print what came of it.")
 sim_app.add_typer(run_app, name="run")
 compare_app = typer.Typer(cls=RoutingUnlessNamed, help="Compare routing policies (the usual), or mixed designs.")

@@ -45,9 +45,7 @@ class PartitionGoodput:
         self._rows = Rows(terms.windows_s, published=published, from_s=from_s)
         self._requests: dict[str, LogicalRequest] = {}
         self._due: list[tuple[float, str]] = []
-        self._misses: list[
-            tuple[float, str]
-        ] = []  # open requests of a trial, by when they will have missed their level
+        self._misses: list[tuple[float, str]] = []  # open requests of a trial, by when they miss their level
 
     def hear(
         self, source: str, envelope: OutcomeEnvelope, *, appended_wall_s: float, now_s: float

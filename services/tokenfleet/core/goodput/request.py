@@ -94,19 +94,16 @@ class LogicalRequest:
         if not known:
             return None
         if decided is None:
+            if not self.misses_at_s(policy) <= watermark_s:
+                return None
             last = max(known, key=lambda heard: (heard.event.attempt, heard.rank)).event
-            missed = self.misses_at_s(policy) <= watermark_s
-            return (
-                None
-                if not missed
-                else Settled(
-                    revision=last.policy_revision,
-                    arrived_s=_arrived_s(known),
-                    request_class=last.request_class,
-                    end="open",
-                    attained="missed",
-                    ttft_s=None,
-                )
+            return Settled(
+                revision=last.policy_revision,
+                arrived_s=_arrived_s(known),
+                request_class=last.request_class,
+                end="open",
+                attained="missed",
+                ttft_s=None,
             )
         return Settled(
             revision=decided.policy_revision,

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct
 
 from tokenfleet.core.accounts import Coefficients
-from tokenfleet.core.columns import AGE_NORMAL_S, SECONDS_MAX, Columns, Flags, Floats
+from tokenfleet.core.columns import AGE_NORMAL_S, SECONDS_MAX, Columns, Flags, Floats, most
 from tokenfleet.core.known import known
 from tokenfleet.core.policy import TokenPilotPolicy
 from tokenfleet.core.pool import PoolView
@@ -236,12 +236,12 @@ def _kv_use(columns: Columns, load_tokens: float, able: Flags | None, *, out: Fl
 
 def kv_pressure_s(use: Floats, weights: TokenPilotPolicy, *, out: Floats | None = None) -> Floats:
     """slope · max(0, use − knee) + λ · use / (1 − use): the nearer KV is to full, the likelier a preemption."""
-    most = use.item(use.argmax()) if use.size else 0.0
-    capped = use if most <= KV_USE_MAX else np.minimum(use, KV_USE_MAX)
+    fullest = most(use)
+    capped = use if fullest <= KV_USE_MAX else np.minimum(use, KV_USE_MAX)
     pressure_s = np.subtract(1.0, capped, out=out)
     np.divide(capped, pressure_s, out=pressure_s)
     pressure_s *= weights.kv_lambda_s
-    if most > weights.kv_knee:
+    if fullest > weights.kv_knee:
         pressure_s += weights.kv_slope_s * np.maximum(0.0, np.minimum(use, 2.0) - weights.kv_knee)
     return pressure_s
 

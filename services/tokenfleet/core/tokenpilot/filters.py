@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from msgspec import Struct
 
-from tokenfleet.core.columns import AVAILABILITIES, Columns, Flags, Floats
+from tokenfleet.core.columns import AVAILABILITIES, Columns, Flags, least, most
 from tokenfleet.core.decision import Reason, Request
 from tokenfleet.core.known import known
 from tokenfleet.core.policy import Policy, RequestClass
@@ -155,11 +155,11 @@ def _failing(columns: Columns, ask: Ask, allowed: Flags | None) -> Iterator[tupl
         yield "half_open", columns.probe & (columns.queued > 0.0)  # one request at a time until one succeeds
     # The extreme of a column costs a fraction of comparing it and counting who fails; mostly nobody does.
     running = columns.classes.get(ask.request_class)
-    if running is not None and _most(running) >= ask.terms.running_max_per_instance:
+    if running is not None and most(running) >= ask.terms.running_max_per_instance:
         yield "class_full", running >= ask.terms.running_max_per_instance
-    if _most(columns.open) >= ask.seats_max:
+    if most(columns.open) >= ask.seats_max:
         yield "seats_full", columns.open >= ask.seats_max
-    if _least(columns.kv_room) < ask.kv_need_tokens:
+    if least(columns.kv_room) < ask.kv_need_tokens:
         yield "kv_full", columns.kv_room < ask.kv_need_tokens
     if allowed is not None:
         yield "paced", ~allowed
@@ -192,18 +192,9 @@ def _pressing(columns: Columns, costs: Costs, ask: Ask, *, blind: bool) -> Itera
     if blind:
         return
     share_max, need_tokens, fixed = ask.terms.kv_share_max, ask.kv_need_tokens, columns.fixed
-    roomy = columns.whole and _most(columns.kv_held) + need_tokens <= share_max * fixed.least_kv_total
-    if not roomy or _most(costs.wait_s) > ask.terms.backlog_max_s:
+    roomy = columns.whole and most(columns.kv_held) + need_tokens <= share_max * fixed.least_kv_total
+    if not roomy or most(costs.wait_s) > ask.terms.backlog_max_s:
         too_full = columns.kv_held + need_tokens > share_max * fixed.kv_total  # unknown: false
         yield "pressure", too_full | (costs.wait_s > ask.terms.backlog_max_s)
-    if ask.ttft_max_s is not None and _most(costs.ttft_s) > ask.ttft_max_s:
+    if ask.ttft_max_s is not None and most(costs.ttft_s) > ask.ttft_max_s:
         yield "slo", costs.ttft_s > ask.ttft_max_s
-
-
-def _most(values: Floats) -> float:
-    """Of a column without unknowns, −∞ of an empty one."""
-    return values.item(values.argmax()) if values.size else -np.inf
-
-
-def _least(values: Floats) -> float:
-    return values.item(values.argmin()) if values.size else np.inf

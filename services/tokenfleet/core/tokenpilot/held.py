@@ -1,14 +1,14 @@
 """Held: requests that wait at their gateway until an instance is near enough to idle (late binding).
 
 A request that is bound at once waits behind whatever its engine was given before, in the engine's order. A held one
-keeps its choice of instance, and the fleet its choice of order: least work first, with ageing, so that cache hits go at
-once and misses don't starve. On each first token and every 50 ms the first in that order are planned over virtual
-backlogs, and those whose best instance is open go out.
+keeps its choice of instance, and the fleet its choice of order: least work first, but for those that are nearly due
+(due.py), with ageing, so that cache hits go at once and misses don't starve. On each first token and every 50 ms the
+first in that order are planned over virtual backlogs, and those whose best instance is open go out.
 """
 
 import heapq
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
@@ -21,6 +21,7 @@ from tokenfleet.core.policy import LateBindingPolicy, TokenPilotPolicy
 from tokenfleet.core.pool import PoolView
 from tokenfleet.core.slomax.quota import Charge
 from tokenfleet.core.tokenpilot.cost import dense_work_s, kv_pressure_s, reuse_price
+from tokenfleet.core.tokenpilot.due import Due, rank
 
 PERIOD_S = 0.05  # between two plans without a first token
 LOOKED_AT_MAX_S = 0.25  # a held prompt's cached prefixes are looked up anew at least as often
@@ -68,13 +69,16 @@ class Held:
 
     def __init__(self) -> None:
         self._waiting: dict[str, dict[Call, Waiting]] = {}
+        self._due: defaultdict[str, Due] = defaultdict(Due)
         self._told_share = 1.0
         self._lag_s = 0.0
         self._others_heard_s = -math.inf
 
-    def heard_first_token(self, lag_s: float) -> None:
-        """A first token was reported `lag_s` after it came."""
-        self._lag_s += GAIN * (max(lag_s, 0.0) - self._lag_s)
+    def heard_first_token(self, model: str, *, ttft_s: float, lag_s: float | None) -> None:
+        """A first token came `ttft_s` after the request, and was reported `lag_s` after it came (None: unknown)."""
+        self._due[model].heard(ttft_s)
+        if lag_s is not None:
+            self._lag_s += GAIN * (max(lag_s, 0.0) - self._lag_s)
 
     def heard_end(self, *, told: bool) -> None:
         """A request ended that had a first token; `told`: it was reported when it came."""
@@ -98,6 +102,10 @@ class Held:
         if self._lag_s * terms.lags_in_backlog > terms.backlog_max_s:
             return f"first tokens are reported {self._lag_s:.2f} s late"
         return ""
+
+    def open_s(self, terms: LateBindingPolicy) -> float:
+        """The backlog up to which an instance is open: the least that is still there when a late report arrives."""
+        return min(terms.backlog_max_s, max(terms.backlog_min_s, self._lag_s * terms.lags_in_backlog))
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
@@ -137,9 +145,11 @@ class Held:
         """Σ least work of the held."""
         return sum(waiting.work_s for waiting in self._waiting.get(model, {}).values())
 
-    def goes_first(self, model: str, work_s: float, now_s: float, terms: LateBindingPolicy) -> bool:
+    def goes_first(self, request: Request, work_s: float, now_s: float, terms: LateBindingPolicy) -> bool:
         """Whether a request of so much work that comes now would be the first in order."""
-        return all(work_s <= _rank(waiting, now_s, terms) for waiting in self._waiting.get(model, {}).values())
+        place = self._place(terms, now_s, request.model)
+        own = rank(work_s, request.elapsed_s, self._due[request.model].due_s, terms)
+        return all(own <= place(waiting) for waiting in self._waiting.get(request.model, {}).values())
 
     def turns(
         self, pool: PoolView, look: Look, weights: TokenPilotPolicy, now_s: float
@@ -147,18 +157,17 @@ class Held:
         """The held requests of the pool's model whose turn it is now, in order. Between two of them the caller `take`s
         the one that goes out; what it leaves counts as ahead of those behind. From an empty pool only those go that
         have waited for as long as they can: it may be filled again."""
-        terms, columns = weights.late, pool.columns
+        terms, columns, open_s = weights.late, pool.columns, self.open_s(weights.late)
         held = self._waiting.get(pool.model, {})
         overdue = [w for w in held.values() if now_s - w.since_s >= w.request.wait_max_s]
         usable = columns.usable() & ~np.isnan(columns.backlog_s)
         backlog_s = np.where(usable, columns.backlog_s, np.inf)
-        if not overdue and not (backlog_s <= terms.backlog_max_s).any():
+        if not overdue and not (backlog_s <= open_s).any():
             return
         if not len(columns):
-            nothing_s = np.zeros(0)
-            yield from [(waiting, Turn(ahead_s=nothing_s, held_s=0.0, overdue=True)) for waiting in overdue]
+            yield from [(waiting, Turn(overdue=True)) for waiting in overdue]
             return
-        first = heapq.nsmallest(terms.planned_max, held.values(), key=lambda w: _rank(w, now_s, terms))
+        first = heapq.nsmallest(terms.planned_max, held.values(), key=self._place(terms, now_s, pool.model))
         planned = [*overdue, *[w for w in first if w not in overdue]] if overdue else first
         for waiting in planned:
             waiting.look(look, columns.labels, now_s)
@@ -174,15 +183,16 @@ class Held:
         for number, waiting in enumerate(planned):
             slot = int((backlog_s + ahead_s + cost_s[number]).argmin())
             late = number < len(overdue)
-            if late or backlog_s[slot] + ahead_s[slot] <= terms.backlog_max_s:
+            if late or backlog_s[slot] + ahead_s[slot] <= open_s:
                 yield waiting, Turn(ahead_s=ahead_s.copy(), held_s=held_s, overdue=late)
                 if waiting.call not in held:
                     backlog_s[slot] += work_s[number, slot]
                     continue
             ahead_s[slot] += work_s[number, slot]
-            if number + 1 >= len(overdue) and not (backlog_s + ahead_s <= terms.backlog_max_s).any():
+            if number + 1 >= len(overdue) and not (backlog_s + ahead_s <= open_s).any():
                 return
 
-
-def _rank(waiting: Waiting, now_s: float, terms: LateBindingPolicy) -> float:
-    return waiting.work_s - terms.age_gain * (now_s - waiting.since_s)
+    def _place(self, terms: LateBindingPolicy, now_s: float, model: str) -> Callable[[Waiting], float]:
+        """The place of a held request of the model in the order, as of now."""
+        due_s = self._due[model].due_s
+        return lambda w: rank(w.work_s, w.request.elapsed_s + now_s - w.since_s, due_s, terms)
