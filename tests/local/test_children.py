@@ -169,6 +169,25 @@ async def test_a_listener_that_fails_does_not_stop_the_restarts(tmp_path: Path) 
         await until(lambda: child.restarts >= 1)
 
 
+@pytest.mark.parametrize("asked", [False, True])
+async def test_a_child_that_nobody_follows_any_more_is_killed_and_closed(tmp_path: Path, asked: bool) -> None:
+    stubborn = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); {SLEEPER}"
+    child = Child(python("a", stubborn), log_path=tmp_path / "log")
+    await child.start()
+    await until(lambda: b"up" in child.log_path.read_bytes())
+    pid, process = child.pid, child._process
+    assert pid is not None
+    assert process is not None
+    if asked:
+        child.asked_to_stop.set()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await child.ended()
+    assert process._transport.is_closing()  # pyright: ignore[reportAttributeAccessIssue]
+    assert child.pid is None
+    await until(lambda: not alive(pid))
+
+
 async def test_a_second_fleet_on_the_same_folder_is_refused(tmp_path: Path) -> None:
     async with Supervisor(tmp_path) as fleet:
         child = await fleet.start(python("a", SLEEPER))

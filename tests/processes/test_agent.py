@@ -250,6 +250,7 @@ async def test_a_broker_that_dies_hears_all_again(own_kafka: OwnKafka, tmp_path:
         site = fleet.sites["agent-f"]
         await fleet.complete("i1", PROMPT[:512])
         await site.until(lambda site: site.index.hits(keys_of(PROMPT)) == {"i1": 2})
+        await site.until(lambda site: bool(site.envelopes))  # telemetry is another topic than the blocks
         cluster = site.envelopes[-1].order.cluster
         own_kafka.kill9()
         await fleet.complete("i1", PROMPT)

@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
+from tokenfleet.adapters.child_output import output_of
 from tokenfleet.core.errors import SetupError
 
 CONNECTIONS_MAX = 4  # audit: three writers and one answer
@@ -137,12 +138,7 @@ async def migrate(dsn: str, *, wait_max_s: float = MIGRATE_WAIT_MAX_S) -> None:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    try:
-        said, _ = await process.communicate()
-    except asyncio.CancelledError:
-        process.kill()
-        await process.communicate()  # not wait(): its pipe would stay open until somebody collects it
-        raise
+    said = await output_of(process)
     if process.returncode != 0:
         words = " ".join(said.decode(errors="replace").split())
         raise SetupError(f"migrations can't be applied: {words[-1000:]}")

@@ -85,19 +85,24 @@ class Child:
         self.birth = birth_of(self._process.pid, name=self.program.name)
 
     async def ended(self) -> int:
-        """Wait until the process ends, by itself or because it was asked to; its exit status."""
+        """Wait until the process ends, by itself or because it was asked to; its exit status.
+
+        Cancelled, it kills it.
+        """
         process = self._process
         if process is None:
             return COULD_NOT_START
-        if not await happens(self.asked_to_stop, process):
-            send(process, self.program.stop_signal)
-            if not await ends_within(process, self.program.stop_budget_s):
-                kill_group(process.pid)
-                await ends_within(process, KILL_WAIT_S)
-        kill_group(process.pid)  # what the child itself had started goes with it
-        self.birth = None
-        # asyncio closes it some turns of the loop later, which a loop that ends now never takes.
-        process._transport.close()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownMemberType]
+        try:
+            if not await happens(self.asked_to_stop, process):
+                send(process, self.program.stop_signal)
+                if not await ends_within(process, self.program.stop_budget_s):
+                    kill_group(process.pid)
+                    await ends_within(process, KILL_WAIT_S)
+        finally:
+            kill_group(process.pid)  # what the child itself had started goes with it
+            self.birth = None
+            # asyncio closes it some turns of the loop later, which a loop that ends now never takes.
+            process._transport.close()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownMemberType]
         return process.returncode if process.returncode is not None else -signal.SIGKILL
 
 

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
+from tokenfleet.adapters.child_output import output_of
 from tokenfleet.core.errors import SetupError
 from tokenfleet.local.broker import EmbeddedPartMissingError
 from tokenfleet.local.child import Program, Restart, tied_to_this_process
@@ -55,7 +56,7 @@ async def initialise(data_dir: Path) -> None:
         preexec_fn=tied_to_this_process(without_root()),
     )
     async with asyncio.timeout(INITDB_WAIT_MAX_S):
-        said, _ = await initdb.communicate()
+        said = await output_of(initdb)
     if initdb.returncode != 0:
         raise DataFolderError(f"initdb ended with {initdb.returncode}: {said.decode(errors='replace')[-2000:]}")
     new.replace(data_dir)

@@ -16,6 +16,7 @@ from typing import Any, Final
 import grpc.aio
 from msgspec import Struct
 
+from tokenfleet.adapters.child_output import output_of
 from tokenfleet.adapters.clock import monotonic_s
 from tokenfleet.client.gateway import Gateway
 from tokenfleet.core.errors import SetupError
@@ -191,7 +192,7 @@ async def asking(instances: int, prompts: tuple[bytes, ...]) -> AsyncGenerator[A
                 yield Asking(channel, gateway, prompts)
         finally:
             process.stdin.close()
-            await process.wait()
+            await output_of(process)
 
 
 async def _concurrently(ask: Callable[[], Awaitable[None]], requests: int) -> None:
