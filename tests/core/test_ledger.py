@@ -55,6 +55,19 @@ def test_the_heads_work_wears_off_with_time_and_nobody_elses() -> None:
     assert known.load("a", 110.5).backlog_s == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("work_s", [math.nan, math.inf, -math.inf, -1.0, 1e300])
+def test_work_that_is_no_number_of_seconds_is_taken_for_the_mean(work_s: float) -> None:
+    known = ledger(placed("d1", work_s=0.2), placed("d2", work_s=0.4), placed("d3", work_s=work_s))
+    assert known.load("a", 100.0).backlog_s == pytest.approx(0.9)
+    assert known.mean_work.samples == 2
+
+
+@pytest.mark.parametrize("age_s", [math.nan, math.inf, -math.inf, -1.0])
+def test_an_age_that_is_no_number_of_seconds_is_none(age_s: float) -> None:
+    known = ledger(placed("d1", work_s=2.0, age_s=age_s))
+    assert known.load("a", 100.5).backlog_s == pytest.approx(1.5)
+
+
 def test_a_first_token_out_of_turn_does_not_restart_the_head() -> None:
     known = ledger(placed("d1", work_s=2.0, age_s=1.0), placed("d2", work_s=1.0))
     known.apply(first_token("d2"), partition=0, now_s=100.5)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from tokenfleet.core.columns import SECONDS_MAX
 from tokenfleet.core.live_clock import LiveClock
 from tokenfleet.core.load import Load, MeanWork, Standing
 from tokenfleet.core.placed import InstancePlacements, Placed
@@ -127,15 +128,21 @@ class Ledger:
         return known is not None and known.counted
 
     def _learn(self, decision: "_Decision", entry: Entry, now_s: float) -> None:
-        placed_at_s = now_s - max(0.0, entry.age_s)
+        placed_at_s = now_s - (entry.age_s if _is_told(entry.age_s) else 0.0)
         if decision.entry is None:
-            decision.entry, decision.placed_at_s = entry, placed_at_s
-            self._mean = self._mean.then(entry.work_s, entry.uncached_tokens, entry.kv_tokens)
+            decision.entry, decision.placed_at_s = self._clean(entry), placed_at_s
         elif placed_at_s < decision.placed_at_s:
             decision.placed_at_s = placed_at_s
             if decision.counted:
                 self._instances[decision.entry.instance].placed_at(entry.decision, placed_at_s)
                 self.changed.add(decision.entry.instance)
+
+    def _clean(self, entry: Entry) -> Entry:
+        """The entry as it can be added up: unknown work is taken for the mean."""
+        if _is_told(entry.work_s):
+            self._mean = self._mean.then(entry.work_s, entry.uncached_tokens, entry.kv_tokens)
+            return entry
+        return replace(entry, work_s=self._mean.work_s)
 
     def _settle(self, name: str, call: "_Call", now_s: float) -> None:
         """Make one decision count, or not, as all that was heard of its call demands."""
@@ -218,3 +225,8 @@ class _Partition:
     def __init__(self) -> None:
         self.clock = LiveClock()
         self.heard_live_s: dict[str, float] = {}
+
+
+def _is_told(seconds: float) -> bool:
+    """NaN, infinite, negative and beyond all measure mean unknown."""
+    return 0.0 <= seconds <= SECONDS_MAX
