@@ -10,12 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tests.builders import beat, ended, first_token, placed, placements, progress, row, shard
-from tokenfleet.core.capacity import CapacityTable, InstanceRow
-from tokenfleet.core.correction import Corrections
+from tests.builders import ended, first_token, placed, placements, progress
 from tokenfleet.core.ledger import Ledger
 from tokenfleet.core.load import Load
-from tokenfleet.core.policy import LedgerPolicy
 from tokenfleet.core.records import PlacementEvent
 
 Word = Callable[..., PlacementEvent]
@@ -58,6 +55,19 @@ def test_the_heads_work_wears_off_with_time_and_nobody_elses() -> None:
     known.apply(first_token("d1"), partition=0, now_s=109.0)
     assert known.load("a", 109.0).backlog_s == pytest.approx(2.0)
     assert known.load("a", 110.5).backlog_s == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("work_s", [math.nan, math.inf, -math.inf, -1.0, 1e300])
+def test_work_that_is_no_number_of_seconds_is_taken_for_the_mean(work_s: float) -> None:
+    known = ledger(placed("d1", work_s=0.2), placed("d2", work_s=0.4), placed("d3", work_s=work_s))
+    assert known.load("a", 100.0).backlog_s == pytest.approx(0.9)
+    assert known.mean_work.samples == 2
+
+
+@pytest.mark.parametrize("age_s", [math.nan, math.inf, -math.inf, -1.0])
+def test_an_age_that_is_no_number_of_seconds_is_none(age_s: float) -> None:
+    known = ledger(placed("d1", work_s=2.0, age_s=age_s))
+    assert known.load("a", 100.5).backlog_s == pytest.approx(1.5)
 
 
 def test_a_first_token_out_of_turn_does_not_restart_the_head() -> None:
@@ -226,95 +236,3 @@ def test_a_hundred_thousand_events_in_disorder_leave_exactly_nothing() -> None:
     listen(known, 1.0, 62)
     assert len(known) == 0
     assert all(known.load(f"i{k}", 100.0) == Load() for k in range(7))
-
-
-# -- telemetry corrects the view, never the ledger ----------------------------------------------------------------
-
-
-def seen(
-    n: int, *, now_s: float, running: float | None = 0.0, waiting: float | None = 0.0, **facts: object
-) -> InstanceRow:
-    table = CapacityTable()
-    of = row(beat("a", running=running, waiting=waiting, **facts), n=n, age_s=0.5)
-    table.apply(shard(of, n=n), offset=n, now_s=now_s, live=True)
-    return table.rows()[0]
-
-
-def corrections(known: Ledger) -> Corrections:
-    return Corrections(known, LedgerPolicy())
-
-
-def test_health_and_telemetry_never_zero_the_ledger() -> None:
-    known = ledger(*(placed(f"d{k:02}") for k in range(50)))
-    view = corrections(known)
-    for n in range(1, 21):
-        view.heard(seen(n, now_s=100.0 + n, running=50.0), 100.0 + n)
-    view.heard(seen(21, now_s=121.0, running=None, scrape_failed_for_s=1.0, refused=True), 121.0)
-    view.heard(seen(22, now_s=122.0, running=50.0), 122.0)
-    found = view.standing(seen(22, now_s=122.0, running=50.0)).at(122.0)
-    assert (found.queued, found.foreign, len(known)) == (50, 0, 50)
-
-
-def test_more_at_the_engine_than_was_placed_is_foreign_at_the_mean_work() -> None:
-    known = ledger(placed(work_s=0.4, uncached_tokens=1000, kv_tokens=2000), now_s=50.0)
-    view = corrections(known)
-    heard = seen(1, now_s=100.0, running=3.0, waiting=2.0)
-    view.heard(heard, 100.0)
-    found = view.standing(heard).at(100.0)
-    assert (found.foreign, found.queued, found.decoding) == (4, 3, 2)
-    assert found.backlog_s == pytest.approx(0.8)
-    assert found.kv_held_tokens == pytest.approx(10_000)
-    assert known.load("a", 100.0).queued == 1
-
-
-def test_what_was_placed_since_the_scrape_left_comes_on_top() -> None:
-    known = ledger(placed("d1"), placed("d2"), now_s=100.0)
-    view = corrections(known)
-    heard = seen(1, now_s=100.1, running=3.0)
-    view.heard(heard, 100.1)
-    assert view.standing(heard).at(100.1).foreign == 3
-
-
-def test_a_request_that_ended_since_the_scrape_is_not_foreign() -> None:
-    known = ledger(placed("d1"), placed("d2"), now_s=50.0)
-    known.apply(ended("d1"), partition=0, now_s=100.0)
-    view = corrections(known)
-    heard = seen(1, now_s=100.1, running=2.0)
-    view.heard(heard, 100.1)
-    assert view.standing(heard).at(100.1).foreign == 0
-
-
-def test_fewer_at_the_engine_counts_only_after_three_heartbeats_and_takes_the_oldest() -> None:
-    known = ledger(placed("d1", kv_tokens=10_000), now_s=50.0)
-    known.apply(placed("d2", kv_tokens=500), partition=0, now_s=60.0)
-    view = corrections(known)
-    for n in (1, 2):
-        view.heard(seen(n, now_s=100.0 + n, running=1.0), 100.0 + n)
-        view.heard(seen(n, now_s=100.0 + n, running=1.0), 100.1 + n)  # one heartbeat, in many shard messages
-        assert view.standing(seen(n, now_s=100.0 + n)).at(100.0 + n).kv_held_tokens == 10_500
-    heard = seen(3, now_s=103.0, running=1.0)
-    view.heard(heard, 103.0)
-    assert view.standing(heard).at(103.0).kv_held_tokens == 500
-    assert len(known) == 2
-
-
-def test_a_new_boot_is_an_engine_count_of_zero() -> None:
-    known = ledger(placed("d1"), placed("d2"), now_s=50.0)
-    view = corrections(known)
-    for n in (1, 2, 3):
-        view.heard(seen(n, now_s=100.0 + n, boot="boot-2"), 100.0 + n)
-    known.apply(placed("d3"), partition=0, now_s=103.1)
-    assert view.standing(seen(3, now_s=103.2, boot="boot-2")).at(103.2).queued == 1
-
-
-@given(running=st.floats(), waiting=st.floats(), used=st.floats())
-def test_no_gauge_can_make_a_load_negative_or_unknown(running: float, waiting: float, used: float) -> None:
-    known = ledger(placed(), now_s=50.0)
-    view = corrections(known)
-    heard = seen(1, now_s=100.0, running=running, waiting=waiting, kv_used_blocks=used)
-    view.heard(heard, 100.0)
-    found = view.standing(heard).at(100.0)
-    assert all(
-        math.isfinite(value) and value >= 0
-        for value in (found.backlog_s, found.queued_tokens, found.context_tokens, found.kv_held_tokens, found.foreign)
-    )

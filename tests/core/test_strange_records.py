@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.builders import placed, placements
 from tests.core.fleets import POLICY, Town, asked
 from tests.strange import strange
 from tokenfleet.adapters.codec import decode, encode
@@ -59,6 +60,19 @@ def test_a_site_takes_it_in_and_decides(topic: Topic[Any]) -> None:
         town.site.pools(town.now_s)
 
     heard()
+
+
+@pytest.mark.parametrize("work_s", [math.nan, math.inf, -1.0, 1e300])
+def test_work_of_another_replica_that_is_no_number_of_seconds_stops_no_decision(work_s: float) -> None:
+    """Costs of NaN once left no least one."""
+    town = Town("b", small=1)
+    (instance,) = (row.beat.instance for row in town.site.capacity.rows())
+    events = placed("d1", instance, work_s=work_s), placed("d2", instance, work_s=work_s)
+    town.site.heard(placements(*events, replica="other"), Heard(now_s=town.now_s))
+    decision = town.decide(asked("r", block_keys=KEYS, block_tokens=256)).decision
+    assert decision.verdict == "admit"
+    assert decision.predicted_ttft_s is not None
+    assert math.isfinite(decision.predicted_ttft_s)
 
 
 @FEW

@@ -101,6 +101,15 @@ def test_telemetry_comes_every_period_late_by_its_link_and_older_than_what_runs_
     assert shards[:3] == [(0.0, 1, 0), (0.30, 2, 0), (0.55, 3, 1)]  # the first is read before a gateway serves
 
 
+def test_a_scrape_without_counts_tells_what_is_cached_and_not_what_runs() -> None:
+    made: list[Recorder] = []
+    arrivals = [row(0.1, prompt=200, out=90, chain=1), LATE]
+    fleet(kept(made), instances=1, engine_counts=False).serve(arrivals)
+    beats = [shard.rows[0].beat for _, shard in made[0].of(CapacityShard)]
+    assert {(beat.running, beat.waiting, beat.kv_used_blocks) for beat in beats} == {(None, None, None)}
+    assert max(beat.digest.blocks for beat in beats) == 12
+
+
 def test_digests_agree_with_the_changes_up_to_the_scrape() -> None:
     made: list[Recorder] = []
     links = Links(telemetry=LinkTerms(), kv=LinkTerms())
@@ -138,15 +147,15 @@ def test_a_block_that_comes_and_goes_within_one_step_is_no_change() -> None:
     assert book.delta([]) is None
 
 
-def test_placements_reach_the_other_gateways_after_the_delay_and_never_their_own() -> None:
+def test_placements_reach_all_gateways_after_the_delay_their_own_too() -> None:
     made: list[Recorder] = []
     links = Links(placements=LinkTerms(delay_s=0.02))
     served = fleet(kept(made, Announcer), gateways=3, links=links).serve(rows(30))
     assert {each.gateway for each in served} == {0, 1, 2}
-    for number, gateway in enumerate(made):
+    for gateway in made:
         heard = [(at_s, envelope.events[0].request) for at_s, envelope in gateway.of(PlacementEnvelope)]
-        others = [(each.row.at_s + 0.02, each.id) for each in served if each.gateway != number]
-        assert heard == [item for item in others if item[0] <= gateway.seen[-1][0]]
+        placed = [(each.row.at_s + 0.02, each.id) for each in served]
+        assert heard == [item for item in placed if item[0] <= gateway.seen[-1][0]]
 
 
 def test_a_held_request_goes_out_when_it_is_released_and_its_wait_counts() -> None:

@@ -1,7 +1,8 @@
 """Correction: how telemetry corrects what a decision sees of the ledger, and never the ledger.
 
-The ledger knows our own placements at once and other traffic never; the engine's counts know everything, a scrape
-late. Each heartbeat bounds the engine's load now from both sides; the ledger is right as long as it lies between.
+The ledger knows our own placements at once, other replicas' late and other traffic never; the engine's counts know
+everything, a scrape late. Each heartbeat bounds the engine's load from both sides; the ledger is right as long as it
+lies between. What was counted and no entry explains is foreign, until an entry that is heard later explains it.
 """
 
 import math
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 from tokenfleet.core.capacity import InstanceRow
 from tokenfleet.core.ledger import Ledger
 from tokenfleet.core.load import MeanWork, Standing
+from tokenfleet.core.placed import InstancePlacements
 from tokenfleet.core.policy import LedgerPolicy
 from tokenfleet.core.records import Order
 
@@ -28,8 +30,7 @@ class Corrections:
     def heard(self, row: InstanceRow, now_s: float) -> None:
         """Judge the heartbeat in `row`; one judged already, or with counts or age unknown, changes nothing.
 
-        At least count + placed − ended since the scrape, and at most count + placed since the scrape and its lag, run
-        now. Above the ledger with even the least, the rest is foreign. Below it with even the most, for
+        At most count + placed since the scrape and its lag run now. Below the ledger with even that, for
         `correction_beats` heartbeats, the oldest entries are phantoms whose end was lost. A new boot is a count of 0.
         """
         age_s, running, waiting = row.age_s(now_s), row.beat.running, row.beat.waiting
@@ -37,49 +38,50 @@ class Corrections:
         if age_s is None or running is None or waiting is None or before.order == row.order:
             return
         held = self._ledger.placements(row.beat.instance)
-        left_at_s = now_s - age_s
-        seen_from_s = left_at_s - self.policy.correction_lag_s
-        least = running + waiting + held.placed_since(left_at_s) - held.ended_since(seen_from_s)
-        most = running + waiting + held.placed_since(seen_from_s)
-        judged = Correction(order=row.order)
-        if (foreign := least - len(held)) > 0:
-            queued = min(foreign, waiting)
-            judged = Correction(
-                order=row.order,
-                foreign_queued=queued,
-                foreign_decoding=foreign - queued,
-                mean=self._ledger.mean_work,
-            )
-        elif (phantoms := math.ceil(len(held) - most)) > 0:
+        at_s = now_s - age_s
+        lag_s = self.policy.correction_lag_s
+        judged = Correction(
+            order=row.order,
+            at_s=at_s,
+            ended_after_s=at_s - lag_s,
+            count=running + waiting,
+            waiting=waiting,
+            mean=self._ledger.mean_work,
+        )
+        most = judged.count + held.placed_since(at_s - lag_s)
+        if (phantoms := math.ceil(len(held) - most)) > 0:
             below = before.beats_below + 1
             certain = below >= self.policy.correction_beats
             believed_after_s = held.placed_at_of_oldest(phantoms) if certain else -math.inf
-            judged = Correction(order=row.order, beats_below=below, believed_after_s=believed_after_s)
+            judged = replace(judged, beats_below=below, believed_after_s=believed_after_s)
         self._judged[row.beat.instance] = judged
         self.changed.add(row.beat.instance)
 
     def standing(self, row: InstanceRow) -> Standing:
         """The load of one instance: the ledger's, with foreign sequences at mean work and without phantoms.
 
-        KV held is at least what the engine says it uses.
+        Of the foreign ones as many wait for their first token as the engine says that wait. KV held is at least what
+        the engine says it uses.
         """
         by = self._judged.get(row.beat.instance, NONE)
         standing = self._ledger.standing(row.beat.instance, believed_after_s=by.believed_after_s)
         load = standing.load
         used, size = row.beat.kv_used_blocks, row.beat.block_size
         used_tokens = 0.0 if used is None or size is None else used * size
-        foreign = by.foreign_queued + by.foreign_decoding
+        foreign = _unexplained(by, self._ledger.placements(row.beat.instance))
         if not foreign and used_tokens <= load.kv_held_tokens:
             return standing
         mean = by.mean
+        queued = min(foreign, by.waiting)
+        decoding = foreign - queued
         corrected = replace(
             load,
-            backlog_s=load.backlog_s + by.foreign_queued * mean.work_s,
-            behind_s=load.behind_s + by.foreign_queued * mean.work_s,
-            queued=load.queued + round(by.foreign_queued),
-            queued_tokens=load.queued_tokens + round(by.foreign_queued * mean.uncached_tokens),
-            decoding=load.decoding + round(by.foreign_decoding),
-            context_tokens=load.context_tokens + by.foreign_decoding * mean.kv_tokens,
+            backlog_s=load.backlog_s + queued * mean.work_s,
+            behind_s=load.behind_s + queued * mean.work_s,
+            queued=load.queued + round(queued),
+            queued_tokens=load.queued_tokens + round(queued * mean.uncached_tokens),
+            decoding=load.decoding + round(decoding),
+            context_tokens=load.context_tokens + decoding * mean.kv_tokens,
             kv_held_tokens=max(used_tokens, load.kv_held_tokens + foreign * mean.kv_tokens),
             foreign=foreign,
         )
@@ -91,18 +93,26 @@ class Corrections:
 
 
 class Correction(Struct, frozen=True, kw_only=True):
-    """What one heartbeat changes: sequences that no entry explains, and the age before which entries are phantoms.
+    """What one heartbeat told: `count` sequences at `at_s`, `waiting` of them not begun.
 
-    Each sequence is taken for the `mean` of what had been placed by then. `beats_below` counts the heartbeats in a row
-    that were below the ledger.
+    A gauge may be older than the scrape: a sequence that ended after `ended_after_s` may have been counted. One that no
+    entry explains is taken for the `mean` of what had been placed by then. `beats_below` counts the heartbeats in a row
+    that were below the ledger; entries up to `believed_after_s` are phantoms.
     """
 
     order: Order | None = None
-    foreign_queued: float = 0.0
-    foreign_decoding: float = 0.0
+    at_s: float = -math.inf
+    ended_after_s: float = -math.inf
+    count: float = 0.0
+    waiting: float = 0.0
     mean: MeanWork = MeanWork()
     beats_below: int = 0
     believed_after_s: float = -math.inf
 
 
 NONE = Correction()
+
+
+def _unexplained(judged: Correction, held: InstancePlacements) -> float:
+    """Sequences that were counted at the scrape and of which no entry is known, even now."""
+    return max(0.0, judged.count - held.there(judged.at_s, ended_after_s=judged.ended_after_s))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from tokenfleet.core.columns import SECONDS_MAX
 from tokenfleet.core.live_clock import LiveClock
 from tokenfleet.core.load import Load, MeanWork, Standing
 from tokenfleet.core.placed import InstancePlacements, Placed
@@ -33,13 +34,16 @@ class Ledger:
     def hear(self, envelope: PlacementEnvelope, *, partition: int, now_s: float) -> None:
         """Every event of an envelope read from `partition` of `placements`."""
         for event in envelope.events:
-            self.apply(event, partition=partition, now_s=now_s)
+            self._take(event, partition=partition, now_s=now_s, timed=False)
 
     def apply(self, event: PlacementEvent, *, partition: int, now_s: float) -> None:
         """Put, refresh or end one entry; `partition` is the one that carries the events of its instance.
 
         A replica applies its own events at once, before they are read back; the second time only refreshes.
         """
+        self._take(event, partition=partition, now_s=now_s, timed=event.kind == "placed")
+
+    def _take(self, event: PlacementEvent, *, partition: int, now_s: float, timed: bool) -> None:
         key = (event.request, event.attempt)
         decision = self._decisions.get(event.decision)
         if decision is None:
@@ -51,7 +55,7 @@ class Ledger:
         if event.kind == "ended":
             decision.ended = True
         elif event.entry is not None:
-            self._learn(decision, event.entry, now_s)
+            self._learn(decision, event.entry, now_s, timed=timed)
         if event.kind == "first_token":
             decision.first_token = True
         if event.kind != "placed" and event.decision > call.named:
@@ -83,7 +87,7 @@ class Ledger:
 
     def placements(self, instance: str) -> InstancePlacements:
         """The entries of one instance, to be read only."""
-        return self._instances.get(instance) or InstancePlacements()
+        return self._instances.get(instance, NOTHING_PLACED)
 
     def entry(self, decision: str, now_s: float) -> Entry | None:
         """The entry of `decision` with its age as of now, as long as it is remembered; None if it never came."""
@@ -130,16 +134,25 @@ class Ledger:
         known = self._decisions.get(decision)
         return known is not None and known.counted
 
-    def _learn(self, decision: "_Decision", entry: Entry, now_s: float) -> None:
-        placed_at_s = now_s - max(0.0, entry.age_s)
+    def _learn(self, decision: "_Decision", entry: Entry, now_s: float, *, timed: bool) -> None:
+        placed_at_s = now_s - (entry.age_s if _is_told(entry.age_s) else 0.0)
         if decision.entry is None:
-            decision.entry, decision.placed_at_s = entry, placed_at_s
-            self._mean = self._mean.then(entry.work_s, entry.uncached_tokens, entry.kv_tokens)
+            decision.entry, decision.placed_at_s, decision.timed = self._clean(entry), placed_at_s, timed
+            if decision.ended:  # its end overtook it
+                self._holder(entry.instance).was_there(decision.placed(), now_s)
+                self.changed.add(entry.instance)
         elif placed_at_s < decision.placed_at_s:
             decision.placed_at_s = placed_at_s
             if decision.counted:
                 self._instances[decision.entry.instance].placed_at(entry.decision, placed_at_s)
                 self.changed.add(decision.entry.instance)
+
+    def _clean(self, entry: Entry) -> Entry:
+        """The entry as it can be added up: unknown work is taken for the mean."""
+        if _is_told(entry.work_s):
+            self._mean = self._mean.then(entry.work_s, entry.uncached_tokens, entry.kv_tokens)
+            return entry
+        return replace(entry, work_s=self._mean.work_s)
 
     def _settle(self, name: str, call: "_Call", now_s: float) -> None:
         """Make one decision count, or not, as all that was heard of its call demands."""
@@ -147,10 +160,10 @@ class Ledger:
         entry = decision.entry
         if entry is None:
             return
-        holder = self._instances.setdefault(entry.instance, InstancePlacements())
+        holder = self._holder(entry.instance)
         counts = not decision.ended and call.named in ("", name)
         if counts and not decision.counted:
-            holder.put(Placed(entry=entry, placed_at_s=decision.placed_at_s, first_token=decision.first_token))
+            holder.put(decision.placed())
         elif counts and decision.first_token:
             holder.first_token(name, now_s)
         elif decision.counted and not counts:
@@ -158,6 +171,9 @@ class Ledger:
         if counts or decision.counted:
             self.changed.add(entry.instance)
         decision.counted = counts
+
+    def _holder(self, instance: str) -> InstancePlacements:
+        return self._instances.setdefault(instance, InstancePlacements())
 
     def _refresh(self, name: str, decision: "_Decision", partition: int) -> None:
         """Put the decision last in its partition's order of silence."""
@@ -182,22 +198,29 @@ class Ledger:
             del self._calls[decision.call]
 
 
+NOTHING_PLACED = InstancePlacements()  # to be read only
 DECISIONS_MAX = 1_000_000  # about 0.5 GB; a site of 2,000 instances has a tenth of it running or just ended
 
 
 class _Decision:
     """All that was heard of one decision. An ended one is remembered until it is silent for long, as a tombstone."""
 
-    __slots__ = ("call", "counted", "ended", "entry", "first_token", "partition", "placed_at_s")
+    __slots__ = ("call", "counted", "ended", "entry", "first_token", "partition", "placed_at_s", "timed")
 
     def __init__(self, call: tuple[str, int]) -> None:
         self.call = call
         self.entry: Entry | None = None
         self.placed_at_s = 0.0
+        self.timed = False
         self.first_token = False
         self.ended = False
         self.counted = False
         self.partition: int | None = None
+
+    def placed(self) -> Placed:
+        """What counts of it."""
+        assert self.entry is not None, "its placement was never heard"
+        return Placed(entry=self.entry, placed_at_s=self.placed_at_s, timed=self.timed, first_token=self.first_token)
 
 
 class _Call:
@@ -222,3 +245,8 @@ class _Partition:
     def __init__(self) -> None:
         self.clock = LiveClock()
         self.heard_live_s: dict[str, float] = {}
+
+
+def _is_told(seconds: float) -> bool:
+    """NaN, infinite, negative and beyond all measure mean unknown."""
+    return 0.0 <= seconds <= SECONDS_MAX

@@ -14,11 +14,20 @@ from tokenfleet.core.records import Entry
 
 
 class Placed(Struct, kw_only=True):
-    """An entry that counts; `placed_at_s` is on this process's clock."""
+    """An entry that counts; `placed_at_s` is on this process's clock.
+
+    A placement of this replica is `timed`. Another's may have been any time before it was heard.
+    """
 
     entry: Entry
     placed_at_s: float
+    timed: bool = False
     first_token: bool = False
+
+    @property
+    def earliest_s(self) -> float:
+        """When it was placed at the earliest."""
+        return self.placed_at_s if self.timed else -math.inf
 
 
 class InstancePlacements:
@@ -26,19 +35,21 @@ class InstancePlacements:
 
     def __init__(self) -> None:
         self._placed: dict[str, Placed] = {}
-        self._ended_at_s: deque[float] = deque(maxlen=ENDS_KEPT_MAX)
+        self._ended: deque[tuple[float, float]] = deque(maxlen=ENDS_KEPT_MAX)  # earliest placement, end as heard
         self._head_free_at_s = -math.inf
         self._sums: _Sums | None = None
+        self._there: _There | None = None
         self._tenants: dict[str, int] | None = None
 
     def put(self, placed: Placed) -> None:
         self._placed[placed.entry.decision] = placed
         self._sums = self._tenants = None
+        self._heard_of(placed.earliest_s)
 
     def placed_at(self, decision: str, placed_at_s: float) -> None:
         """Correct the time of a placement: of two reports the one that travelled less is right."""
         self._placed[decision].placed_at_s = placed_at_s
-        self._sums = None
+        self._sums = self._there = None
 
     def first_token(self, decision: str, now_s: float) -> None:
         placed = self._placed[decision]
@@ -47,9 +58,15 @@ class InstancePlacements:
             placed.first_token = True
 
     def remove(self, decision: str, now_s: float) -> None:
-        self._leave_queue(self._placed.pop(decision), now_s)
+        placed = self._placed.pop(decision)
+        self._leave_queue(placed, now_s)
         self._tenants = None
-        self._ended_at_s.append(now_s)
+        self._ended.append((placed.earliest_s, now_s))
+
+    def was_there(self, placed: Placed, now_s: float) -> None:
+        """It is heard of only now, after its end."""
+        self._ended.append((placed.earliest_s, now_s))
+        self._heard_of(placed.earliest_s)
 
     def standing(self, *, believed_after_s: float = -math.inf) -> Standing:
         """The sums of the entries placed after `believed_after_s`."""
@@ -66,13 +83,18 @@ class InstancePlacements:
     def placed_since(self, since_s: float) -> int:
         return sum(placed.placed_at_s > since_s for placed in self._placed.values())
 
-    def ended_since(self, since_s: float) -> int:
-        ended = 0
-        for ended_at_s in reversed(self._ended_at_s):  # newest first: thousands are kept, few are meant
-            if ended_at_s <= since_s:
-                break
-            ended += 1
-        return ended
+    def there(self, at_s: float, *, ended_after_s: float) -> int:
+        """How many of those heard of until now may have been there at `at_s`: neither placed later nor ended by
+        `ended_after_s`."""
+        known = self._there
+        if known is None or (known.at_s, known.ended_after_s) != (at_s, ended_after_s):
+            number = sum(placed.earliest_s <= at_s for placed in self._placed.values())
+            for earliest_s, ended_at_s in reversed(self._ended):  # newest first: thousands are kept, few are meant
+                if ended_at_s <= ended_after_s:
+                    break
+                number += earliest_s <= at_s
+            known = self._there = _There(at_s=at_s, ended_after_s=ended_after_s, number=number)
+        return known.number
 
     def placed_at_of_oldest(self, number: int) -> float:
         """When the `number`-th oldest entry was placed; −inf for none."""
@@ -85,6 +107,11 @@ class InstancePlacements:
 
     def __len__(self) -> int:
         return len(self._placed)
+
+    def _heard_of(self, earliest_s: float) -> None:
+        """One more, placed so early. The end of one that was known changes nothing: it was there."""
+        if self._there is not None and earliest_s <= self._there.at_s:
+            self._there = None
 
     def _leave_queue(self, placed: Placed, now_s: float) -> None:
         """The head's leaving lets the next one begin; another's changes nothing for the head."""
@@ -141,6 +168,12 @@ ENDS_KEPT_MAX = 4096  # ends of the last seconds of one instance
 class _Sums(Struct, frozen=True, kw_only=True):
     believed_after_s: float
     standing: Standing
+
+
+class _There(Struct, frozen=True, kw_only=True):
+    at_s: float
+    ended_after_s: float
+    number: int
 
 
 def _place(placed: Placed) -> tuple[float, str]:

@@ -41,6 +41,7 @@ FEEDBACK_PERIOD_S = 1.0
 class FleetTerms(Struct, frozen=True, kw_only=True):
     """What a fleet consists of. `drain_max_s` bounds the time after the last arrival: what is open then is unfinished.
 
+    Without `engine_counts` scrapes tell neither the requests of the engines nor the KV that they use.
     `policy`, `weights`, `prior_factor` and `learning` are for the routers (router.Setup).
     """
 
@@ -48,6 +49,7 @@ class FleetTerms(Struct, frozen=True, kw_only=True):
     instances: int
     gateways: int = 1
     telemetry_period_s: float = 0.25
+    engine_counts: bool = True
     kv_snapshot_period_s: float = 30.0
     links: Links = Links()
     policy: Policy | None = None
@@ -232,6 +234,7 @@ class Fleet:
                 engine.book.digest(),
                 block_size=profile.block_size,
                 context_max_tokens=profile.kv_tokens,
+                counted=self.terms.engine_counts,
             )
             for engine in self.engines
         ]
@@ -266,9 +269,8 @@ class Fleet:
         source = self._gateways[sender]
         source.envelopes += 1
         envelope = PlacementEnvelope(site=SITE, replica=source.name, start="1", n=source.envelopes, events=(event,))
-        for number, gateway in enumerate(self._gateways):
-            if number != sender:
-                self._deliver(envelope, gateway, self._agenda.now_s)
+        for gateway in self._gateways:  # the sender too: a replica reads its own events back
+            self._deliver(envelope, gateway, self._agenda.now_s)
 
     def _gateway(self, number: int, make_router: MakeRouter) -> _Gateway:
         terms, name = self.terms, f"g{number}"

@@ -36,7 +36,8 @@ from tokenfleet.sim.traces.scale import scaled
 class RunOptions(Struct, frozen=True, kw_only=True):
     """One run. `len_s` and `warm_s` None: by the fleet's size. `make_router` is taken instead of the policy's own and
     keeps its name. `kv_blocks` are an instance's, in blocks of the trace; None: its profile's memory. `event_delay_s`
-    is the delay of placements, `links` all else of the links, `telemetry_period_s` the time between two scrapes.
+    is the delay of placements, `links` all else of the links, `telemetry_period_s` the time between two scrapes, which
+    without `engine_counts` tell neither requests nor KV use.
     """
 
     trace: str = "synthetic"
@@ -48,6 +49,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     profile: str = "L70"
     kv_blocks: int | None = None
     telemetry_period_s: float = 0.25
+    engine_counts: bool = True
     seed: int = 1
     len_s: float | None = None
     warm_s: float | None = None
@@ -168,6 +170,7 @@ def _terms(options: RunOptions, profile: Profile) -> FleetTerms:
         instances=options.instances,
         gateways=options.gateways,
         telemetry_period_s=options.telemetry_period_s,
+        engine_counts=options.engine_counts,
         links=msgspec.structs.replace(links, placements=placements),
         weights=options.weights,
         prior_factor=options.prior_factor,

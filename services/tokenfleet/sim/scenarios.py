@@ -33,6 +33,9 @@ SCENARIOS: dict[str, RunOptions] = {
     "gateways": RunOptions(trace="synthetic", copies=2.0, instances=8, gateways=4, event_delay_s=0.02),
     "gateways-late": RunOptions(trace="synthetic", copies=2.0, instances=8, gateways=4, event_delay_s=0.25),
     "gateways-blind": RunOptions(trace="synthetic", copies=2.0, instances=8, gateways=4, event_delay_s=NEVER_S),
+    "gateways-alone": RunOptions(
+        trace="synthetic", copies=2.0, instances=8, gateways=4, event_delay_s=NEVER_S, engine_counts=False
+    ),
     # A mixture of experts, at ease and with more work than it can do.
     "moe": RunOptions(trace="conversation", copies=1.5, instances=8, profile="DSV3-DP", len_s=600.0, warm_s=250.0),
     "overload": RunOptions(trace="conversation", copies=2.4, instances=8, profile="DSV3-DP", len_s=500.0, warm_s=200.0),

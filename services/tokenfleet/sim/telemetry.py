@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from struct import pack
 
+from msgspec.structs import replace
+
 from tokenfleet.core.records import CapacityRow, CapacityShard, Heartbeat, KvDelta, KvDigest, KvSnapshot, Order
 from tokenfleet.sim.engine.events import BlocksRemoved, BlocksStored, Cleared, Event, Load
 
@@ -94,9 +96,11 @@ class KvBook:
         return Order(cluster=CLUSTER, claim=0, n=self._n)
 
 
-def heartbeat(instance: str, load: Load, digest: KvDigest, *, block_size: int, context_max_tokens: int) -> Heartbeat:
-    """What a scrape of the engine shows, taken now."""
-    return Heartbeat(
+def heartbeat(
+    instance: str, load: Load, digest: KvDigest, *, block_size: int, context_max_tokens: int, counted: bool = True
+) -> Heartbeat:
+    """What a scrape of the engine shows, taken now; if not `counted`, neither its requests nor the KV they use."""
+    beat = Heartbeat(
         instance=instance,
         boot=BOOT,
         age_s=0.0,
@@ -115,6 +119,7 @@ def heartbeat(instance: str, load: Load, digest: KvDigest, *, block_size: int, c
         preemptions_total=load.preemptions,
         digest=digest,
     )
+    return beat if counted else replace(beat, running=None, waiting=None, kv_used_blocks=None)
 
 
 def shard(beats: Iterable[Heartbeat], *, n: int, period_s: float) -> CapacityShard:

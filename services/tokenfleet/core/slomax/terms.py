@@ -48,9 +48,9 @@ class PacingPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     window_s: Positive = 0.6
     allowance_start: Share = 0.03
     allowance_min: Share = 0.01
-    allowance_max: Share = 0.12
+    allowance_max: Share = 0.4
     allowance_cut: Share = 0.8
-    allowance_step: Share = 0.006
+    allowance_step: Share = 0.02
     allowance_period_s: Positive = 2.0
     allowance_window_s: Positive = 15.0
     allowance_slack_s: Positive = 5.0
