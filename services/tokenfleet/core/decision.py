@@ -27,6 +27,9 @@ Mode = Literal["fresh", "stale", "degraded", "bypass"]
 # How an instance was found: least cost; a draw or the prefix's home among near-ties; the session's last instance kept;
 # the less loaded of two drawn, because all are suspect or TokenPilot is off; a blind rule of the policy.
 How = Literal["", "least_cost", "near_tie", "prefix_home", "session", "suspect", "off"] | BlindRule
+# `queue`: it waits if its gateway can and runs at once if not; `probe`: it was to be refused, and runs to see whether
+# that would have been right.
+GateAnswer = Literal["", "pass", "queue", "reject", "probe"]
 Tokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
@@ -124,7 +127,11 @@ class SiteOption(Struct, frozen=True, kw_only=True):
 
 
 class Admission(Struct, frozen=True, kw_only=True):
-    """SLOMax's part: the class, what put the request there, its output estimate and the class's room in its pool."""
+    """SLOMax's part: the class, what put the request there, its output estimate and the class's room in its pool.
+
+    `gate` is the feasibility gate's answer, empty where it wasn't asked: `gate_why` in words, from a `chance` of being
+    in time, None where nothing is agreed or too few outcomes are known.
+    """
 
     request_class: str
     rule: str
@@ -137,6 +144,9 @@ class Admission(Struct, frozen=True, kw_only=True):
     ttft_max_s: float | None = None
     tpot_max_s: float | None = None
     end_max_s: float | None = None
+    gate: GateAnswer = ""
+    gate_why: str = ""
+    chance: float | None = None
 
 
 class ShadowChoice(Struct, frozen=True, kw_only=True):

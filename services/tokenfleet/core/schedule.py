@@ -173,7 +173,8 @@ def _answer(site: Site, asked: Asked) -> Decided:
     if _paces(asked):
         return _paced(site, asked, ruling, sent)
     here = routed(site, asked, ruling, sent)
-    if here.placement is not None and _waits(site, asked, here.decision.candidates[0]):
+    wary = ruling is not None and ruling.waits
+    if here.placement is not None and _waits(site, asked, here.decision.candidates[0], wary=wary):
         return waits(here)
     return _second_choice(site, asked, here.decision.reason) or here
 
@@ -190,7 +191,8 @@ def _paced(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | Non
     turn, waiting, queues = asked.turn, None, site.queues(asked.request.model)
     if turn is None:
         waiting = _waiting(asked)
-        turn = queues.at_once(waiting, asked.pool, asked.policy, asked.now_s)
+        wary = ruling is not None and ruling.waits
+        turn = None if wary else queues.at_once(waiting, asked.pool, asked.policy, asked.now_s)
         if turn is None:
             here = routed(site, asked, ruling, sent)
             if here.placement is None:
@@ -230,8 +232,9 @@ def _waiting(asked: Asked) -> Waiting:
     )
 
 
-def _waits(site: Site, asked: Asked, chosen: Candidate) -> bool:
-    """Whether the request is held, now or still: its gateway can, its instance is not open, or another goes first."""
+def _waits(site: Site, asked: Asked, chosen: Candidate, *, wary: bool) -> bool:
+    """Whether the request is held, now or still: its gateway can, its instance is not open, another goes first, or
+    SLOMax is `wary` of it."""
     request, terms, turn = asked.request, asked.policy.tokenpilot.late, asked.turn
     is_open = chosen.wait_s <= site.held.open_s(terms)
     if turn is not None:
@@ -244,7 +247,7 @@ def _waits(site: Site, asked: Asked, chosen: Candidate) -> bool:
         return False
     waiting = _waiting(asked)
     first = site.held.goes_first(request, waiting.work_s, asked.now_s, terms)
-    if (first and is_open) or len(site.held) >= terms.held_max:
+    if (first and is_open and not wary) or len(site.held) >= terms.held_max:
         return False
     if not request.dry_run:
         site.held.put(waiting)
@@ -317,13 +320,19 @@ def _second_choice(site: Site, asked: Asked, reason: Reason) -> Decided | None:
 
 
 def _ruled(site: Site, asked: Asked) -> Ruling:
-    model, request_class = asked.request.model, asked.classified.request_class
+    request, policy = asked.request, asked.policy
+    model, request_class = request.model, asked.classified.request_class
+    terms = policy.site(site.name)
+    gated = policy.slomax.gate.enabled and asked.turn is None  # who has its turn was judged when it came
     return admit(
-        asked.request,
+        request,
         asked.classified,
         asked.pool,
         asked.policy,
         charge=asked.charge,
+        held_s=site.held.ahead_s(model, request_class, policy.classes) if gated and site.held else 0.0,
+        gate=site.gates.of(model) if gated else None,
+        rtt_s=0.0 if request.origin == site.name else terms.rtt_s.get(request.origin, terms.rtt_default_s),
         held=0 if asked.turn else site.held.of_class(model, request_class),  # who has its turn took its place before
         output_q50_tokens=asked.output_q50,
         output_q90_tokens=asked.output_q90,

@@ -41,6 +41,7 @@ from tokenfleet.core.records import (
 )
 from tokenfleet.core.repeats import Repeats
 from tokenfleet.core.revisions import CanaryReport, PolicyRecord, PolicyRevision, Trial, check_covers, trial_of
+from tokenfleet.core.slomax.gates import Gates
 from tokenfleet.core.slomax.iterations import Iterations
 from tokenfleet.core.slomax.queues import Queues
 from tokenfleet.core.slomax.quota import Quotas, tenant_entry
@@ -93,6 +94,7 @@ class Site:
         self.quotas = Quotas()
         self.outputs = OutputTable()
         self.repeats = Repeats()
+        self.gates = Gates(policy)
         self.calibration_revision = 0
         self._calibrations: dict[str, PoolCalibration] = {}
         self.held = Held()
@@ -122,6 +124,8 @@ class Site:
             case PlacementEnvelope():
                 if fact.replica != self.replica:
                     self.held.heard_another(how.now_s)
+                    for event in fact.events:
+                        self.gates.told(event)
                 self.ledger.hear(fact, partition=how.partition, now_s=how.now_s)
             case SiteSummary():
                 self.peers.heard_summary(fact, offset=how.offset, now_s=how.now_s, live=how.live)
@@ -207,6 +211,7 @@ class Site:
         self._pools.follow(policy.liveness)
         self.sends.kept_s = policy.fleetmind.sends_kept_s
         self.quotas.retain(frozenset(policy.tenants))
+        self.gates.follow(policy)
         for queues in self._queues.values():
             queues.follow(policy)
         self.peers.retain(frozenset(policy.sites))
@@ -255,12 +260,16 @@ class Site:
             )
             if event.kind == "first_token":
                 lag_s = entry.age_s - event.attempt_s if event.attempt_s > 0.0 else None
+                if not self.ledger.has_first_token(event.decision):
+                    self.gates.first_token(entry, actual_s=event.attempt_s or entry.age_s)
                 self.held.heard_first_token(entry.model, ttft_s=event.elapsed_s, lag_s=lag_s)
             elif event.kind == "finished":
                 self.held.heard_end(told=self.ledger.has_first_token(event.decision))
         if event.kind in TERMINAL_KINDS and event.model in self._queues and not self.ledger.has_ended(event.decision):
             self._queues[event.model].settled(event)
             self._guarded_ended(event, now_s)
+        if event.kind in TERMINAL_KINDS:
+            self.gates.ended(event, now_s=now_s)
         instance = event.instance or (entry.instance if entry else "")
         # A report sent twice is one failure, and a name that no table lists is nobody's.
         news = not self.ledger.has_ended(event.decision) and self.capacity.row(instance) is not None

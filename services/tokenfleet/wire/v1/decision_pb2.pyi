@@ -185,7 +185,7 @@ class SiteOption(_message.Message):
     def __init__(self, site: _Optional[str] = ..., refused: _Optional[str] = ..., cost: _Optional[float] = ..., ttft_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., network_s: _Optional[float] = ..., hit_tokens: _Optional[int] = ..., summary_age_s: _Optional[float] = ..., work_s: _Optional[float] = ..., crowding_s: _Optional[float] = ..., tpot_excess_s: _Optional[float] = ..., latency_cost: _Optional[float] = ..., gpu_cost: _Optional[float] = ..., egress_cost: _Optional[float] = ..., stale: _Optional[bool] = ...) -> None: ...
 
 class Admission(_message.Message):
-    __slots__ = ("request_class", "rule", "output_q50_tokens", "output_q90_tokens", "running", "bound", "retry_after_s", "not_before_s", "ttft_max_s", "tpot_max_s", "end_max_s")
+    __slots__ = ("request_class", "rule", "output_q50_tokens", "output_q90_tokens", "running", "bound", "retry_after_s", "not_before_s", "ttft_max_s", "tpot_max_s", "end_max_s", "gate", "gate_why", "chance")
     REQUEST_CLASS_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_Q50_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +197,9 @@ class Admission(_message.Message):
     TTFT_MAX_S_FIELD_NUMBER: _ClassVar[int]
     TPOT_MAX_S_FIELD_NUMBER: _ClassVar[int]
     END_MAX_S_FIELD_NUMBER: _ClassVar[int]
+    GATE_FIELD_NUMBER: _ClassVar[int]
+    GATE_WHY_FIELD_NUMBER: _ClassVar[int]
+    CHANCE_FIELD_NUMBER: _ClassVar[int]
     request_class: str
     rule: str
     output_q50_tokens: float
@@ -208,7 +211,10 @@ class Admission(_message.Message):
     ttft_max_s: float
     tpot_max_s: float
     end_max_s: float
-    def __init__(self, request_class: _Optional[str] = ..., rule: _Optional[str] = ..., output_q50_tokens: _Optional[float] = ..., output_q90_tokens: _Optional[float] = ..., running: _Optional[int] = ..., bound: _Optional[int] = ..., retry_after_s: _Optional[float] = ..., not_before_s: _Optional[float] = ..., ttft_max_s: _Optional[float] = ..., tpot_max_s: _Optional[float] = ..., end_max_s: _Optional[float] = ...) -> None: ...
+    gate: str
+    gate_why: str
+    chance: float
+    def __init__(self, request_class: _Optional[str] = ..., rule: _Optional[str] = ..., output_q50_tokens: _Optional[float] = ..., output_q90_tokens: _Optional[float] = ..., running: _Optional[int] = ..., bound: _Optional[int] = ..., retry_after_s: _Optional[float] = ..., not_before_s: _Optional[float] = ..., ttft_max_s: _Optional[float] = ..., tpot_max_s: _Optional[float] = ..., end_max_s: _Optional[float] = ..., gate: _Optional[str] = ..., gate_why: _Optional[str] = ..., chance: _Optional[float] = ...) -> None: ...
 
 class Decision(_message.Message):
     __slots__ = ("id", "request", "attempt", "verdict", "reason", "mode", "age_s", "tenant", "model", "request_class", "origin", "site", "pool", "target", "address", "gateways", "lease", "prompt_tokens", "hit_tokens", "predicted_ttft_s", "admission", "sites", "candidates", "considered", "excluded", "relaxed", "runner_up", "gap_s", "sentence", "detail", "replica", "policy_revision", "calibration_revision", "products", "tables", "at_wall_s", "took_s", "dry_run", "how", "canary")
