@@ -72,6 +72,8 @@ def request_from_wire(message: decision_pb2.Request, *, site: str, dry_run: bool
         upload_bytes=_upload(message.upload_bytes),
         wait_max_s=_not_negative("wait_max_s", message.wait_max_s),
         dry_run=dry_run,
+        idempotency_key=_text("idempotency_key", message.idempotency_key),
+        body_hash=message.body_hash,
     )
 
 

@@ -22,6 +22,9 @@ Reason = Literal[
     "context_too_long",  # prompt + budget exceed the model's context everywhere
     "not_permitted",  # residency or entitlement forbids every site
     "no_site",  # no site passed FleetMind's constraints for another cause
+    "retry_budget",  # its tenant has retried too much of late
+    "key_conflict",  # another request runs or ran under its idempotency key
+    "duplicate_done",  # this very request has completed under its idempotency key
 ]
 Mode = Literal["fresh", "stale", "degraded", "bypass"]
 # How an instance was found: least cost; a draw or the prefix's home among near-ties; the session's last instance kept;
@@ -41,7 +44,8 @@ class Request(Struct, frozen=True, kw_only=True):
     absent. `elapsed_s` is the time since the logical request first arrived at its origin. `wait_max_s` is how long its
     gateway can hold it back, 0 for not at all. `origin` is the site where it arrived, `hop` is 1 when another site's
     FleetMind sent it here. `sites_tried` are not to be chosen again. `session` names a conversation; `data_class` is
-    what residency rules speak of. `declared_class` is capped by the tenant's entitlement.
+    what residency rules speak of. `declared_class` is capped by the tenant's entitlement. `idempotency_key` is the
+    caller's own name of what it asks, empty for none; `body_hash` tells apart what is asked under it, 0: the fields do.
     """
 
     id: str
@@ -68,6 +72,8 @@ class Request(Struct, frozen=True, kw_only=True):
     wait_max_s: float = 0.0
     upload_bytes: int = 0
     dry_run: bool = False
+    idempotency_key: str = ""
+    body_hash: int = 0
 
 
 class Candidate(Struct, frozen=True):
@@ -186,7 +192,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     `canary`: the policy revision was on trial. `sentence` is the whole in words, with the runner-up. `block_keys` are
     the first BLOCKS_TOLD_MAX of the request's, so that its log can be replayed with its reuse. `products` lists which
     of slomax, fleetmind, tokenpilot were on. `tables` names the versions decided on. `shadows` and `regret` are there
-    for the share of decisions that the policy's shadows were asked beside.
+    for the share of decisions that the policy's shadows were asked beside. `duplicate`: another request asked for the
+    same under the same key and gets this answer too; it runs once, so a gateway that reads this starts nothing.
     """
 
     id: str
@@ -236,3 +243,6 @@ class Decision(Struct, frozen=True, kw_only=True):
     near_ties: int = 0
     drawn: tuple[float, float] | None = None
     canary: bool = False
+    duplicate: bool = False
+    idempotency_key: str = ""
+    body_hash: int = 0

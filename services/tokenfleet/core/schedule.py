@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from tokenfleet.core.answers import elsewhere, refused_for, routed, ruled_out, stays, waits
 from tokenfleet.core.asked import Asked, Decided, Ids, Steps, Turn, chance_of, estimated
 from tokenfleet.core.columns import SECONDS_MAX
-from tokenfleet.core.decision import Candidate, Reason, Request
+from tokenfleet.core.decision import Candidate, Decision, Reason, Request
 from tokenfleet.core.errors import BadRequestError
 from tokenfleet.core.fleetmind.dispatch import Dispatch, dispatch
 from tokenfleet.core.fleetmind.residency import residency_refusal
@@ -80,6 +80,7 @@ def withdrawn(site: Site, call: Call) -> None:
     """Nobody waits for the held request any more: what it took is given back."""
     if (waiting := site.take(call)) is not None:
         site.quotas.refund(waiting.charge)
+        site.duplicates.given_up(waiting.request)
 
 
 def _in_turn(site: Site, waiting: Waiting, turn: Turn, ids: Ids, now_s: float) -> Released:
@@ -91,15 +92,18 @@ def _in_turn(site: Site, waiting: Waiting, turn: Turn, ids: Ids, now_s: float) -
         asked = _asked(site, request, waiting.steps, ids, now_s, turn=turn, kept=waiting.charge)
     except BadRequestError as error:
         site.quotas.refund(waiting.charge)
+        site.duplicates.given_up(waiting.request)
         return error
     return _decided(site, asked)
 
 
 def _decided(site: Site, asked: Asked) -> Decided:
     """The answer, with the quota kept by what was admitted and what waits, and given back by all else."""
-    request, decided = asked.request, _answer(site, asked)
-    verdict = decided.decision.verdict
-    if request.dry_run or verdict in ("reject", "defer"):
+    request, decided = asked.request, _duplicate(site, asked) or _answer(site, asked)
+    verdict, duplicate = decided.decision.verdict, decided.decision.duplicate
+    if request.idempotency_key and not request.dry_run and not duplicate:
+        site.duplicates.answered(request, decided.decision, asked.policy, now_s=asked.now_s)
+    if request.dry_run or duplicate or verdict in ("reject", "defer"):
         site.quotas.refund(asked.charge)
     elif verdict != "queue" and asked.charge.bucket is not None:
         site.repeats.charged(request)
@@ -150,6 +154,19 @@ def _charge(site: Site, policy: Policy, request: Request, steps: Steps, now_s: f
         return Charge(tenant=entry)
     running = site.running_of(entry, policy) if tenant.running_max else 0
     return site.quotas.charge(entry, tenant, running=running, now_s=now_s)
+
+
+def _duplicate(site: Site, asked: Asked) -> Decided | None:
+    """The answer to a request whose key is known; who has its turn came under it before."""
+    if asked.turn is not None or not asked.policy.products.slomax:
+        return None
+    found = site.duplicates.find(asked.request, asked.policy, now_s=asked.now_s)
+    key = asked.request.idempotency_key
+    if found == "conflict":
+        return refused_for(site, asked, "key_conflict", f"the key {key!r} stands for another request")
+    if found == "done":
+        return refused_for(site, asked, "duplicate_done", f"the request with the key {key!r} has completed")
+    return Decided(decision=found) if isinstance(found, Decision) else None
 
 
 def _answer(site: Site, asked: Asked) -> Decided:

@@ -14,6 +14,7 @@ from tokenfleet.core.capacity import CapacityTable
 from tokenfleet.core.columns import Floats
 from tokenfleet.core.correction import Corrections
 from tokenfleet.core.decision import Request
+from tokenfleet.core.duplicates import Duplicates
 from tokenfleet.core.errors import PolicyError
 from tokenfleet.core.failures import FAILED, Failures
 from tokenfleet.core.fleetmind.sends import Sends
@@ -98,6 +99,7 @@ class Site:
         self.calibration_revision = 0
         self._calibrations: dict[str, PoolCalibration] = {}
         self.held = Held()
+        self.duplicates = Duplicates(self.held, self.ledger)
         self._iterations = Iterations()
         self._queues: dict[str, Queues] = {}
         self._turns: Counter[str] = Counter()  # own placements by model
@@ -211,6 +213,7 @@ class Site:
         self._pools.follow(policy.liveness)
         self.sends.kept_s = policy.fleetmind.sends_kept_s
         self.quotas.retain(frozenset(policy.tenants))
+        self.duplicates.follow(policy)
         self.gates.follow(policy)
         for queues in self._queues.values():
             queues.follow(policy)
@@ -270,6 +273,7 @@ class Site:
             self._guarded_ended(event, now_s)
         if event.kind in TERMINAL_KINDS:
             self.gates.ended(event, now_s=now_s)
+            self.duplicates.settled(event, now_s=now_s)
         instance = event.instance or (entry.instance if entry else "")
         # A report sent twice is one failure, and a name that no table lists is nobody's.
         news = not self.ledger.has_ended(event.decision) and self.capacity.row(instance) is not None
