@@ -75,6 +75,11 @@ class Request(Struct, frozen=True, kw_only=True):
     idempotency_key: str = ""
     body_hash: int = 0
 
+    @property
+    def is_retry(self) -> bool:
+        """Whether an earlier attempt ran, or was refused: one that a site only sent back is none."""
+        return self.attempt > len(self.sites_tried)
+
 
 class Candidate(Struct, frozen=True):
     """One instance that TokenPilot weighed; all terms are seconds and add up to `cost_s`.

@@ -23,6 +23,7 @@ from tokenfleet.core.site import Site, pool_name
 from tokenfleet.core.slomax.admit import Ruling, admit, barred
 from tokenfleet.core.slomax.classify import classify
 from tokenfleet.core.slomax.quota import Charge, tenant_entry
+from tokenfleet.core.slomax.retry import retry_after_s
 from tokenfleet.core.summary import pool_summaries
 from tokenfleet.core.tokenpilot.cost import dense_work_s
 from tokenfleet.core.tokenpilot.held import Call, Waiting
@@ -153,7 +154,9 @@ def _charge(site: Site, policy: Policy, request: Request, steps: Steps, now_s: f
     if not asked_here or site.repeats.was_charged(request):
         return Charge(tenant=entry)
     running = site.running_of(entry, policy) if tenant.running_max else 0
-    return site.quotas.charge(entry, tenant, running=running, now_s=now_s)
+    team = (tenant.team, policy.tenants[tenant.team]) if tenant.team else None
+    team_running = site.running_of(team[0], policy) if team and team[1].running_max else 0
+    return site.quotas.charge(entry, tenant, running=running, now_s=now_s, team=team, team_running=team_running)
 
 
 def _duplicate(site: Site, asked: Asked) -> Decided | None:
@@ -173,6 +176,8 @@ def _answer(site: Site, asked: Asked) -> Decided:
     """The three questions in order; the first refusal is the answer."""
     if refused := _rights(site, asked):
         return refused_for(site, asked, *refused)
+    if refused := _retries_too_much(site, asked):
+        return refused
     sent: Dispatch | None = None
     if asked.steps.dispatch and asked.request.hop == 0:
         sent = _dispatched(site, asked, without=())
@@ -280,6 +285,26 @@ def _rights(site: Site, asked: Asked) -> tuple[Reason, str] | None:
         return None
     refused = residency_refusal(request, site.name, policy, now_wall_s=asked.ids.now_wall_s)
     return ("not_permitted", refused) if refused else None
+
+
+def _retries_too_much(site: Site, asked: Asked) -> Decided | None:
+    """The refusal of a retry that its tenant has no budget for. An attempt counts once, where it arrived."""
+    request, policy = asked.request, asked.policy
+    if asked.turn is not None or request.hop or not asked.steps.admission or not policy.products.slomax:
+        return None
+    entry = tenant_entry(request.tenant, tenants=policy.tenants, default_tenant=policy.default_tenant)
+    if request.is_retry:
+        if site.retries.has_left(entry) if request.dry_run else site.retries.retry(entry):
+            return None
+        # When fresh requests will have earned one is unknown.
+        wait_s = retry_after_s(policy.slomax.retry_after_max_s, policy, asked.rng)
+        detail = (
+            f"the tenant has used up its retries: it gains {policy.slomax.retry.budget_per_request:g} a fresh request"
+        )
+        return refused_for(site, asked, "retry_budget", detail, retry_after_s=wait_s)
+    if not request.attempt and not request.dry_run:
+        site.retries.fresh(entry)
+    return None
 
 
 def _dispatched(site: Site, asked: Asked, *, without: tuple[str, ...]) -> Dispatch:

@@ -46,6 +46,7 @@ from tokenfleet.core.slomax.gates import Gates
 from tokenfleet.core.slomax.iterations import Iterations
 from tokenfleet.core.slomax.queues import Queues
 from tokenfleet.core.slomax.quota import Quotas, tenant_entry
+from tokenfleet.core.slomax.retry import RetryBudgets
 from tokenfleet.core.tokenpilot.held import Call, Held, Waiting
 
 Fact = (
@@ -93,6 +94,7 @@ class Site:
         self.peers = Peers()
         self.sends = Sends(kept_s=policy.fleetmind.sends_kept_s)
         self.quotas = Quotas()
+        self.retries = RetryBudgets(policy.slomax.retry)
         self.outputs = OutputTable()
         self.repeats = Repeats()
         self.gates = Gates(policy)
@@ -213,6 +215,7 @@ class Site:
         self._pools.follow(policy.liveness)
         self.sends.kept_s = policy.fleetmind.sends_kept_s
         self.quotas.retain(frozenset(policy.tenants))
+        self.retries.follow(policy)
         self.duplicates.follow(policy)
         self.gates.follow(policy)
         for queues in self._queues.values():
@@ -221,13 +224,15 @@ class Site:
         self._keep_trial()
 
     def running_of(self, entry: str, policy: Policy) -> int:
-        """Unfinished placements here, and held requests, of all callers that the tenant `entry` of `policy` binds."""
+        """Unfinished placements here, and held requests, of all callers that the entry of `policy` binds, as their
+        tenant or as their team."""
         running = self.held.by_tenant() + Counter(self.ledger.running_by_tenant())
-        return sum(
-            count
-            for tenant, count in running.items()
-            if tenant_entry(tenant, tenants=policy.tenants, default_tenant=policy.default_tenant) == entry
-        )
+        total = 0
+        for tenant, count in running.items():
+            own = tenant_entry(tenant, tenants=policy.tenants, default_tenant=policy.default_tenant)
+            if own == entry or (own in policy.tenants and policy.tenants[own].team == entry):
+                total += count
+        return total
 
     def placed(
         self, event: PlacementEvent, *, partition: int, session: str, now_s: float, block_keys: bytes = b""

@@ -85,7 +85,7 @@ class GatePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `again_after_s` or longer, until no more than `again_share` of what it would refuse is.
     """
 
-    enabled: bool = False
+    enabled: bool = True
     pass_chance: Share = 0.5
     reject_chance: Share = 0.2
     probe_share: Share = 0.02
