@@ -159,13 +159,14 @@ def test_each_class_is_judged_by_its_own_terms(served: Served, met: bool) -> Non
     assert (sums[name].goodput_tokens, sums[name].waste_tokens) == ((tokens, 0) if met else (0, tokens))
 
 
-def test_a_refused_request_was_offered_and_an_unfinished_one_is_missed() -> None:
+def test_what_was_refused_or_waits_to_the_end_was_offered_and_what_still_runs_is_missed() -> None:
     good = ended("chat", output=10, ttft_s=0.1, tpot_s=0.01)
     refused = Served(id="r", row=row(1.0), refused="all_busy", refused_s=1.5)
-    never = Served(id="n", row=row(2.0), gateway=0)
-    chat = Accounts([good, refused, never], mixed_policy(profiles()["L70"])).by_class()["chat"]
-    assert (chat.met, chat.missed, chat.rejected) == (1, 1, 1)
-    assert chat.attainment_offered == pytest.approx(1 / 3)
+    runs = Served(id="n", row=row(2.0), gateway=0, instance=1, dispatched_s=2.5)
+    waits = Served(id="w", row=row(2.0), gateway=0)
+    chat = Accounts([good, refused, runs, waits], mixed_policy(profiles()["L70"])).by_class()["chat"]
+    assert (chat.met, chat.missed, chat.rejected) == (1, 1, 2)
+    assert chat.attainment_offered == pytest.approx(1 / 4)
     assert chat.attainment_admitted == pytest.approx(1 / 2)
 
 
