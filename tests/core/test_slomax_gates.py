@@ -149,6 +149,15 @@ def test_probes_that_are_in_time_stop_it_and_that_shows_in_the_evidence_and_as_a
     assert why in decision.admission.gate_why
 
 
+def test_a_retry_of_what_was_let_in_and_failed_is_not_refused_for_being_late_but_who_was_refused_is() -> None:
+    b = taught(gated(), *[5.0] * 40)
+    b.hears_outcome(b.place(asked("r")), "failed")
+    again = b.decide(asked("r", attempt=1, elapsed_s=3.0)).decision
+    assert (again.verdict, said(again)) == ("admit", "")
+    assert b.decide(asked("s", elapsed_s=3.0)).decision.reason == "infeasible"
+    assert b.decide(asked("s", attempt=1, elapsed_s=3.0)).decision.reason == "infeasible"
+
+
 def test_who_leaves_in_time_says_nothing_of_the_gate() -> None:
     b = taught(gated(probe_share=1.0, probes_min=1), *[5.0] * 40)
     b.hears_outcome(b.place(asked("p", **LATE)), "cancelled")

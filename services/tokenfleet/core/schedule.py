@@ -365,7 +365,9 @@ def _ruled(site: Site, asked: Asked) -> Ruling:
     request, policy = asked.request, asked.policy
     model, request_class = request.model, asked.classified.request_class
     terms = policy.site(site.name)
-    gated = policy.slomax.gate.enabled and asked.turn is None  # who has its turn was judged when it came
+    # Who has its turn was judged when it came, and who failed on an instance was let in: it is not left for being late.
+    ran = request.attempt > 0 and site.ledger.heard_of(request.id, request.attempt - 1)
+    gated = policy.slomax.gate.enabled and asked.turn is None and not ran
     return admit(
         request,
         asked.classified,
