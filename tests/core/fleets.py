@@ -109,9 +109,12 @@ class Town:
 
     def decide(self, request: Request, *, steps: Steps = SCHEDULE) -> Decided:
         """The answer now, not counted as placed."""
+        return decide(self.site, request, steps, self.ids(), now_s=self.now_s)
+
+    def ids(self) -> Ids:
+        """Of the next decision."""
         self.decisions += 1
-        ids = Ids(decision=f"{self.site.name}-{self.decisions}", now_wall_s=1.8e9)
-        return decide(self.site, request, steps, ids, now_s=self.now_s)
+        return Ids(decision=f"{self.site.name}-{self.decisions}", now_wall_s=1.8e9)
 
     def place(self, request: Request, *, steps: Steps = SCHEDULE) -> Decision:
         """The answer now, counted in the ledger."""

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenfleet.core.accounts import GoodputPartial
-from tokenfleet.core.goodput.event_time import LogClock, Watermark
 from tokenfleet.core.goodput.partition import PartitionGoodput
 from tokenfleet.core.goodput.table import SUMMED, GoodputTable
 from tokenfleet.core.policy import GoodputPolicy, Policy, RequestClass, Tenant
@@ -352,23 +351,6 @@ def _oracle(requests: list[list[Attempt]]) -> dict[str, int]:
     }
 
 
-def test_a_clock_fifty_years_off_is_dated_by_the_broker() -> None:
-    clock = LogClock()
-    far = finished(at_s=-50 * 365 * 86400.0)
-    envelope = OutcomeEnvelope(site="b", replica="0", sent_wall_s=far.at_wall_s + 1.0, events=(far,))
-    assert clock.date(envelope, T0 + 3.0) == [(far, T0 + 3.0)]
-    assert clock.misdated == 1
-
-
-def test_a_small_offset_is_taken_from_the_quickest_envelope() -> None:
-    clock = LogClock()
-    for delay_s in (0.9, 0.2, 5.0):
-        one = finished(at_s=delay_s)
-        envelope = OutcomeEnvelope(site="b", replica="0", sent_wall_s=one.at_wall_s, events=(one,))
-        [(_, at_s)] = clock.date(envelope, one.at_wall_s + delay_s)
-    assert at_s == pytest.approx(one.at_wall_s + 0.2)
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -381,21 +363,6 @@ def test_a_small_offset_is_taken_from_the_quickest_envelope() -> None:
 )
 def test_events_that_are_no_numbers_are_left_out(fields: dict[str, Any]) -> None:
     assert Fleet().hear(msgspec.structs.replace(finished(), **fields), appended_s=5.0).sums() == {}
-
-
-def test_the_watermark_waits_for_active_logs_only() -> None:
-    watermark = Watermark(SOURCES, lag_s=5.0, idle_s=5.0)
-    watermark.heard("b", T0 + 100.0, now_s=0.0)
-    assert watermark.at(0.0) is None, "neither log was read to its end"
-    watermark.caught_up("b")
-    watermark.caught_up("c")
-    watermark.heard("c", T0 + 90.0, now_s=0.0)
-    assert watermark.at(1.0) == T0 + 85.0
-    watermark.heard("b", T0 + 106.0, now_s=6.0)
-    assert watermark.at(6.0) == T0 + 101.0, "c is idle"
-    assert watermark.at(16.0) == T0 + 111.0, "all are idle: this process's clock goes on"
-    watermark.heard("c", T0 + 91.0, now_s=17.0)
-    assert watermark.at(17.0) == T0 + 111.0, "it never goes back"
 
 
 def test_lateness_is_a_matter_of_one_log() -> None:

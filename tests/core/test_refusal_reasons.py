@@ -68,7 +68,8 @@ def test_an_unknown_model_is_told_by_name() -> None:
 
 
 def test_no_reason_is_without_a_situation() -> None:
-    assert {*BY_ADMISSION, *BY_DISPATCH, "unknown_model"} == set(get_args(Reason))
+    by_callers = {"retry_budget", "key_conflict", "duplicate_done"}  # test_duplicates, test_retries
+    assert {*BY_ADMISSION, *BY_DISPATCH, *by_callers, "unknown_model"} == set(get_args(Reason))
 
 
 def test_unknown_load_is_open_at_home() -> None:

@@ -47,6 +47,13 @@ def test_concurrent_requests_are_bounded_by_the_ledger_s_count() -> None:
     assert refused.retry_after_s is None
 
 
+def test_a_team_s_concurrent_requests_are_bounded_too() -> None:
+    quotas, team = Quotas(), ("team", Tenant(running_max=3))
+    assert not quotas.charge("a", Tenant(), running=0, now_s=0.0, team=team, team_running=2).refused
+    refused = quotas.charge("a", Tenant(), running=0, now_s=0.0, team=team, team_running=3)
+    assert (refused.refused, refused.bucket) == ("3 requests of the team team running, 3 allowed at once", None)
+
+
 def test_never_more_than_the_limit_in_any_minute_and_memory_is_bounded() -> None:
     rng, quotas, now_s = Random(3), Quotas(), 0.0
     terms, admitted = Tenant(requests_per_minute_max=50), list[float]()

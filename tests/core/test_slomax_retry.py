@@ -7,6 +7,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.core.pools import POLICY
 from tokenfleet.core.slomax.idempotency import Asked, Keys
@@ -104,7 +105,7 @@ def test_retries_of_an_outage_are_a_tenth_of_the_fresh_requests() -> None:
 def test_budgets_of_tenants_that_left_the_policy_are_forgotten() -> None:
     budgets = RetryBudgets(TERMS)
     budgets.retry("acme")
-    budgets.retain(frozenset({"globex"}))
+    budgets.follow(replace(POLICY, tenants={"globex": POLICY.tenants["globex"]}))
     assert budgets.left("acme") == 100.0
 
 

@@ -159,13 +159,14 @@ def test_each_class_is_judged_by_its_own_terms(served: Served, met: bool) -> Non
     assert (sums[name].goodput_tokens, sums[name].waste_tokens) == ((tokens, 0) if met else (0, tokens))
 
 
-def test_a_refused_request_was_offered_and_an_unfinished_one_is_missed() -> None:
+def test_what_was_refused_or_waits_to_the_end_was_offered_and_what_still_runs_is_missed() -> None:
     good = ended("chat", output=10, ttft_s=0.1, tpot_s=0.01)
     refused = Served(id="r", row=row(1.0), refused="all_busy", refused_s=1.5)
-    never = Served(id="n", row=row(2.0), gateway=0)
-    chat = Accounts([good, refused, never], mixed_policy(profiles()["L70"])).by_class()["chat"]
-    assert (chat.met, chat.missed, chat.rejected) == (1, 1, 1)
-    assert chat.attainment_offered == pytest.approx(1 / 3)
+    runs = Served(id="n", row=row(2.0), gateway=0, instance=1, dispatched_s=2.5)
+    waits = Served(id="w", row=row(2.0), gateway=0)
+    chat = Accounts([good, refused, runs, waits], mixed_policy(profiles()["L70"])).by_class()["chat"]
+    assert (chat.met, chat.missed, chat.rejected) == (1, 1, 2)
+    assert chat.attainment_offered == pytest.approx(1 / 4)
     assert chat.attainment_admitted == pytest.approx(1 / 2)
 
 
@@ -285,7 +286,7 @@ def test_every_design_serves_all_and_the_same_again(design: str) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"design": "fastest"}, "--design 'fastest': there is least_requests, pools, priority, slomax"),
+        ({"design": "fastest"}, "--design 'fastest': there is at_once, gated, least_requests, pools, priority, slomax"),
         ({"chat": "nothing"}, "--chat 'nothing': there is azure-code, azure-conv, conversation"),
         ({"instances": 0}, "--instances 0: it is 1 to 1000"),
         ({"load": 0.0}, "--load 0: it is more than 0 and at most 10"),
@@ -321,3 +322,13 @@ def test_the_command_prints_one_object_with_all_figures_by_class() -> None:
     table = CliRunner().invoke(sim_app, arguments).stdout
     assert all(name in table for name in CLASS_NAMES)
     assert "least_requests: load 0.1 on 1 × L70, chat azure-conv, seed 12, 600 s" in table
+
+
+def test_the_feasibility_gate_pays_where_gateways_can_hold_nothing_back() -> None:
+    at_once, gated = (ran(design=design, load=0.9) for design in ("at_once", "gated"))
+    assert gated.result.rejected > at_once.result.rejected == 0
+    offered = [run.result.attainment_offered["all"] or 0.0 for run in (at_once, gated)]
+    assert offered[1] > offered[0] + 0.04
+    assert (gated.result.attainment_admitted["all"] or 0.0) > offered[1]
+    goodput = [run.result.goodput_tokens_per_s["all"] for run in (at_once, gated)]
+    assert goodput[1] > 1.05 * goodput[0]

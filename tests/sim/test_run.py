@@ -208,7 +208,7 @@ def test_the_list_names_all_there_is() -> None:
     assert "tokenpilot" in told["policies"]
     assert told["scenarios"] == sorted(SCENARIOS)
     assert {"L70", "DSV3", "GLM5"} <= {*told["profiles"]}
-    assert told["designs"] == ["least_requests", "pools", "priority", "slomax"]
+    assert told["designs"] == ["at_once", "gated", "least_requests", "pools", "priority", "slomax"]
     assert "synthetic" in CliRunner().invoke(sim_app, ["list"]).stdout
 
 

@@ -24,6 +24,7 @@ from tokenfleet.wire.v1 import audit_pb2, audit_pb2_grpc, decision_pb2, outcomes
 SERVICE_NAME: Final = "tokenfleet.wire.v1.Audit"
 FIND_LIMIT: Final = 100
 FIND_LIMIT_MAX: Final = 1000
+WINDOW_MAX_S: Final = 86_400.0
 
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -71,6 +72,8 @@ class AuditService(audit_pb2_grpc.AuditServicer):
 
     async def Goodput(self, request: audit_pb2.GoodputRequest, context: Context) -> audit_pb2.GoodputResponse:
         del context
+        if not 0.0 < request.window_s <= WINDOW_MAX_S:
+            raise BadRequestError("window_s", f"{request.window_s:g} is the width of no window")
         since_s, until_s = _bounds(request)
         try:
             windows = await self._store.goodput_windows(
@@ -94,6 +97,8 @@ def register(service: AuditService) -> Register:
 def _bounds(request: audit_pb2.FindRequest | audit_pb2.GoodputRequest) -> tuple[float | None, float | None]:
     since_s = _time("since_wall_s", request.since_wall_s) if request.HasField("since_wall_s") else None
     until_s = _time("until_wall_s", request.until_wall_s) if request.HasField("until_wall_s") else None
+    if since_s is not None and until_s is not None and until_s <= since_s:
+        raise BadRequestError("until_wall_s", "is not after since_wall_s")
     return since_s, until_s
 
 

@@ -37,6 +37,10 @@ DECIDED_IN = Histogram(
     "Time to decide, without the network and without the time held",
     buckets=(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
 )
+GATED = Counter("tokenfleet_gate_answers_total", "What feasibility gates said", ["gate", "request_class"])
+DUPLICATES = Counter(
+    "tokenfleet_duplicates_total", "Requests that got the answer of another one with their key", ["verdict"]
+)
 OUTCOMES_COUNTED = Counter("tokenfleet_outcome_events_total", "Outcome events taken", ["kind"])
 TELEMETRY_AGE = Gauge("tokenfleet_telemetry_age_seconds", "Age of the youngest telemetry at the last decision")
 
@@ -127,7 +131,9 @@ class Desk:
             request = self.holding.holdable(request, left_s=left_s)
         decided = decide(self.site, request, steps, self._next_ids(), now_s=began_s)
         decision = replace(decided.decision, took_s=monotonic_s() - began_s)
-        if not dry_run:
+        if decision.duplicate:  # recorded when it was made
+            DUPLICATES.labels(decision.verdict).inc()
+        elif not dry_run:
             if decision.verdict == "queue":
                 self.holding.begins(request, steps, decision, now_s=began_s)
             self._settle(request, steps, replace(decided, decision=decision))
@@ -195,6 +201,8 @@ class Desk:
     def _count(self, decision: Decision) -> None:
         DECISIONS_COUNTED.labels(decision.verdict, decision.reason, decision.mode, decision.request_class).inc()
         DECIDED_IN.observe(decision.took_s)
+        if decision.admission is not None and decision.admission.gate:
+            GATED.labels(decision.admission.gate, decision.request_class).inc()
         if decision.age_s is not None:
             TELEMETRY_AGE.set(decision.age_s)
 

@@ -37,13 +37,15 @@ Settle = Callable[[Request, Steps, Decided], None]
 
 
 class HeldCall(Struct, kw_only=True):
-    """One held request, the `queue` decision that it waits by, and all who wait."""
+    """One held request, the `queue` decision that it waits by, and all who wait; the `joined` among them asked for it
+    under another id, as duplicates."""
 
     request: Request
     steps: Steps
     queue: Decision
     since_s: float
     callers: list["asyncio.Future[Decision]"]
+    joined: list["asyncio.Future[Decision]"]
 
     @property
     def call(self) -> tuple[str, int]:
@@ -94,7 +96,7 @@ class Holding:
 
     def begins(self, request: Request, steps: Steps, queue: Decision, *, now_s: float) -> None:
         """The site holds the request from now on, by the decision `queue`."""
-        held = HeldCall(request=request, steps=steps, queue=queue, since_s=now_s, callers=[])
+        held = HeldCall(request=request, steps=steps, queue=queue, since_s=now_s, callers=[], joined=[])
         self._calls[held.call] = self._by_decision[queue.id] = held
         self._site.repeats.waits(request, steps, queue, now_s=now_s)
         self._counted()
@@ -106,6 +108,8 @@ class Holding:
         answer: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
         held = self._by_decision[queue.id]
         held.callers.append(answer)
+        if queue.duplicate:
+            held.joined.append(answer)
         answer.add_done_callback(partial(self._left, held))
         return answer
 
@@ -160,7 +164,11 @@ class Holding:
             log.exception("the answer to held request %s can't be given", held.request.id)
             self._tell(held, lambda caller, error=error: caller.set_exception(error))
         else:
-            self._tell(held, lambda caller: caller.set_result(decision))
+            waiting = [caller for caller in held.callers if not caller.done()]
+            if all(caller in held.joined for caller in waiting):  # who asked first has left: another one runs it
+                held.joined.remove(waiting[0])
+            again = replace(decision, duplicate=True)
+            self._tell(held, lambda caller: caller.set_result(again if caller in held.joined else decision))
 
     def _tell(self, held: HeldCall, say: Callable[["asyncio.Future[Decision]"], Any]) -> None:
         for caller in held.callers:

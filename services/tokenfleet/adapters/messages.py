@@ -26,6 +26,7 @@ NAME_RAW_MAX_CHARS: Final = 4 * NAME_MAX_BYTES  # longer ones are refused unread
 BIDI_CONTROLS: Final = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
 SECONDS_MAX: Final = 1e9  # 31 years: longer is a fault, and sums of it are no numbers soon
 WALL_MAX_S: Final = 2.5e11  # in the year 9892
+STAMP_OFF_MAX_S: Final = 5.0  # of a stamp on no named clock: a report may have waited so long, else a clock is wrong
 BLOCK_KEYS_MAX: Final = 16_384  # a prompt of 4 M tokens at 256 a block
 TOKENS_MAX: Final = 2**31 - 1
 ATTEMPT_MAX: Final = 1_000
@@ -72,6 +73,8 @@ def request_from_wire(message: decision_pb2.Request, *, site: str, dry_run: bool
         upload_bytes=_upload(message.upload_bytes),
         wait_max_s=_not_negative("wait_max_s", message.wait_max_s),
         dry_run=dry_run,
+        idempotency_key=_text("idempotency_key", message.idempotency_key),
+        body_hash=message.body_hash,
     )
 
 
@@ -94,7 +97,7 @@ def outcome_from_wire(message: outcomes_pb2.OutcomeEvent, *, site: str, received
         site=ran_at,
         instance=instance,
         pool=pool_name(model, ran_at) if instance else "",
-        at_wall_s=message.at_wall_s if 0 < message.at_wall_s <= WALL_MAX_S else received_wall_s,
+        at_wall_s=_stamp(message, received_wall_s),
         elapsed_s=_not_negative("elapsed_s", message.elapsed_s),
         attempt_s=_not_negative("attempt_s", message.attempt_s),
         ttft_s=_optional_seconds(message, "ttft_s"),
@@ -106,6 +109,15 @@ def outcome_from_wire(message: outcomes_pb2.OutcomeEvent, *, site: str, received
         clock=_text("clock", message.clock),
         clock_s=_optional_seconds(message, "clock_s") if message.clock else None,
     )
+
+
+def _stamp(message: outcomes_pb2.OutcomeEvent, received_wall_s: float) -> float:
+    """The reporter's wall time where it says something: on a clock that it names, whose offset then shows in the log
+    (goodput.event_time), or near the time of receipt."""
+    at_wall_s = message.at_wall_s
+    if not 0 < at_wall_s <= WALL_MAX_S:
+        return received_wall_s
+    return at_wall_s if message.clock or abs(at_wall_s - received_wall_s) <= STAMP_OFF_MAX_S else received_wall_s
 
 
 def changes_from_wire(message: scheduler_pb2.Changes) -> Changes:

@@ -271,14 +271,17 @@ def _decision(
         tables=site.versions(asked.policy_hash),
         at_wall_s=asked.ids.now_wall_s,
         dry_run=request.dry_run,
+        idempotency_key=request.idempotency_key,
+        body_hash=request.body_hash,
         **evidence,
     )
 
 
 def _rejected(site: Site, asked: Asked, decision: Decision) -> OutcomeEvent | None:
-    """The outcome that a refusal is, so that goodput counts it as offered whoever forgets to report it."""
+    """The outcome that a refusal is, so that goodput counts it as offered whoever forgets to report it. A key that is
+    known brings no work that could be served: what it stands for is counted once, where it runs."""
     request = asked.request
-    if decision.verdict != "reject" or request.dry_run:
+    if decision.verdict != "reject" or request.dry_run or decision.reason in ("key_conflict", "duplicate_done"):
         return None
     return OutcomeEvent(
         request=request.id,

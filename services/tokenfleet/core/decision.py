@@ -22,11 +22,17 @@ Reason = Literal[
     "context_too_long",  # prompt + budget exceed the model's context everywhere
     "not_permitted",  # residency or entitlement forbids every site
     "no_site",  # no site passed FleetMind's constraints for another cause
+    "retry_budget",  # its tenant has retried too much of late
+    "key_conflict",  # another request runs or ran under its idempotency key
+    "duplicate_done",  # this very request has completed under its idempotency key
 ]
 Mode = Literal["fresh", "stale", "degraded", "bypass"]
 # How an instance was found: least cost; a draw or the prefix's home among near-ties; the session's last instance kept;
 # the less loaded of two drawn, because all are suspect or TokenPilot is off; a blind rule of the policy.
 How = Literal["", "least_cost", "near_tie", "prefix_home", "session", "suspect", "off"] | BlindRule
+# `queue`: it waits if its gateway can and runs at once if not; `probe`: it was to be refused, and runs to see whether
+# that would have been right.
+GateAnswer = Literal["", "pass", "queue", "reject", "probe"]
 Tokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
@@ -38,7 +44,8 @@ class Request(Struct, frozen=True, kw_only=True):
     absent. `elapsed_s` is the time since the logical request first arrived at its origin. `wait_max_s` is how long its
     gateway can hold it back, 0 for not at all. `origin` is the site where it arrived, `hop` is 1 when another site's
     FleetMind sent it here. `sites_tried` are not to be chosen again. `session` names a conversation; `data_class` is
-    what residency rules speak of. `declared_class` is capped by the tenant's entitlement.
+    what residency rules speak of. `declared_class` is capped by the tenant's entitlement. `idempotency_key` is the
+    caller's own name of what it asks, empty for none; `body_hash` tells apart what is asked under it, 0: the fields do.
     """
 
     id: str
@@ -65,6 +72,13 @@ class Request(Struct, frozen=True, kw_only=True):
     wait_max_s: float = 0.0
     upload_bytes: int = 0
     dry_run: bool = False
+    idempotency_key: str = ""
+    body_hash: int = 0
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether an earlier attempt ran, or was refused: one that a site only sent back is none."""
+        return self.attempt > len(self.sites_tried)
 
 
 class Candidate(Struct, frozen=True):
@@ -124,7 +138,11 @@ class SiteOption(Struct, frozen=True, kw_only=True):
 
 
 class Admission(Struct, frozen=True, kw_only=True):
-    """SLOMax's part: the class, what put the request there, its output estimate and the class's room in its pool."""
+    """SLOMax's part: the class, what put the request there, its output estimate and the class's room in its pool.
+
+    `gate` is the feasibility gate's answer, empty where it wasn't asked: `gate_why` in words, from a `chance` of being
+    in time, None where nothing is agreed or too few outcomes are known.
+    """
 
     request_class: str
     rule: str
@@ -137,6 +155,9 @@ class Admission(Struct, frozen=True, kw_only=True):
     ttft_max_s: float | None = None
     tpot_max_s: float | None = None
     end_max_s: float | None = None
+    gate: GateAnswer = ""
+    gate_why: str = ""
+    chance: float | None = None
 
 
 class ShadowChoice(Struct, frozen=True, kw_only=True):
@@ -176,7 +197,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     `canary`: the policy revision was on trial. `sentence` is the whole in words, with the runner-up. `block_keys` are
     the first BLOCKS_TOLD_MAX of the request's, so that its log can be replayed with its reuse. `products` lists which
     of slomax, fleetmind, tokenpilot were on. `tables` names the versions decided on. `shadows` and `regret` are there
-    for the share of decisions that the policy's shadows were asked beside.
+    for the share of decisions that the policy's shadows were asked beside. `duplicate`: another request asked for the
+    same under the same key and gets this answer too; it runs once, so a gateway that reads this starts nothing.
     """
 
     id: str
@@ -226,3 +248,6 @@ class Decision(Struct, frozen=True, kw_only=True):
     near_ties: int = 0
     drawn: tuple[float, float] | None = None
     canary: bool = False
+    duplicate: bool = False
+    idempotency_key: str = ""
+    body_hash: int = 0

@@ -70,7 +70,7 @@ class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     `residency` names the rule that binds its requests, empty for none. `requests_per_minute_max` 0 means unlimited;
     `running_max` bounds its concurrent requests at one site. `weight` is its part of a contended pool beside others'.
-    `team` names another entry, whose requests a minute its own count against too.
+    `team` names another entry, whose limits its own requests count against too.
     """
 
     classes: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from tokenfleet.core.answers import elsewhere, refused_for, routed, ruled_out, stays, waits
 from tokenfleet.core.asked import Asked, Decided, Ids, Steps, Turn, chance_of, estimated
 from tokenfleet.core.columns import SECONDS_MAX
-from tokenfleet.core.decision import Candidate, Reason, Request
+from tokenfleet.core.decision import Candidate, Decision, Reason, Request
 from tokenfleet.core.errors import BadRequestError
 from tokenfleet.core.fleetmind.dispatch import Dispatch, dispatch
 from tokenfleet.core.fleetmind.residency import residency_refusal
@@ -23,6 +23,7 @@ from tokenfleet.core.site import Site, pool_name
 from tokenfleet.core.slomax.admit import Ruling, admit, barred
 from tokenfleet.core.slomax.classify import classify
 from tokenfleet.core.slomax.quota import Charge, tenant_entry
+from tokenfleet.core.slomax.retry import retry_after_s
 from tokenfleet.core.summary import pool_summaries
 from tokenfleet.core.tokenpilot.cost import dense_work_s
 from tokenfleet.core.tokenpilot.held import Call, Waiting
@@ -80,6 +81,7 @@ def withdrawn(site: Site, call: Call) -> None:
     """Nobody waits for the held request any more: what it took is given back."""
     if (waiting := site.take(call)) is not None:
         site.quotas.refund(waiting.charge)
+        site.duplicates.given_up(waiting.request)
 
 
 def _in_turn(site: Site, waiting: Waiting, turn: Turn, ids: Ids, now_s: float) -> Released:
@@ -91,15 +93,18 @@ def _in_turn(site: Site, waiting: Waiting, turn: Turn, ids: Ids, now_s: float) -
         asked = _asked(site, request, waiting.steps, ids, now_s, turn=turn, kept=waiting.charge)
     except BadRequestError as error:
         site.quotas.refund(waiting.charge)
+        site.duplicates.given_up(waiting.request)
         return error
     return _decided(site, asked)
 
 
 def _decided(site: Site, asked: Asked) -> Decided:
     """The answer, with the quota kept by what was admitted and what waits, and given back by all else."""
-    request, decided = asked.request, _answer(site, asked)
-    verdict = decided.decision.verdict
-    if request.dry_run or verdict in ("reject", "defer"):
+    request, decided = asked.request, _duplicate(site, asked) or _answer(site, asked)
+    verdict, duplicate = decided.decision.verdict, decided.decision.duplicate
+    if request.idempotency_key and not request.dry_run and not duplicate:
+        site.duplicates.answered(request, decided.decision, asked.policy, now_s=asked.now_s)
+    if request.dry_run or duplicate or verdict in ("reject", "defer"):
         site.quotas.refund(asked.charge)
     elif verdict != "queue" and asked.charge.bucket is not None:
         site.repeats.charged(request)
@@ -149,13 +154,30 @@ def _charge(site: Site, policy: Policy, request: Request, steps: Steps, now_s: f
     if not asked_here or site.repeats.was_charged(request):
         return Charge(tenant=entry)
     running = site.running_of(entry, policy) if tenant.running_max else 0
-    return site.quotas.charge(entry, tenant, running=running, now_s=now_s)
+    team = (tenant.team, policy.tenants[tenant.team]) if tenant.team else None
+    team_running = site.running_of(team[0], policy) if team and team[1].running_max else 0
+    return site.quotas.charge(entry, tenant, running=running, now_s=now_s, team=team, team_running=team_running)
+
+
+def _duplicate(site: Site, asked: Asked) -> Decided | None:
+    """The answer to a request whose key is known; who has its turn came under it before."""
+    if asked.turn is not None or not asked.policy.products.slomax:
+        return None
+    found = site.duplicates.find(asked.request, asked.policy, now_s=asked.now_s)
+    key = asked.request.idempotency_key
+    if found == "conflict":
+        return refused_for(site, asked, "key_conflict", f"the key {key!r} stands for another request")
+    if found == "done":
+        return refused_for(site, asked, "duplicate_done", f"the request with the key {key!r} has completed")
+    return Decided(decision=found) if isinstance(found, Decision) else None
 
 
 def _answer(site: Site, asked: Asked) -> Decided:
     """The three questions in order; the first refusal is the answer."""
     if refused := _rights(site, asked):
         return refused_for(site, asked, *refused)
+    if refused := _retries_too_much(site, asked):
+        return refused
     sent: Dispatch | None = None
     if asked.steps.dispatch and asked.request.hop == 0:
         sent = _dispatched(site, asked, without=())
@@ -173,7 +195,8 @@ def _answer(site: Site, asked: Asked) -> Decided:
     if _paces(asked):
         return _paced(site, asked, ruling, sent)
     here = routed(site, asked, ruling, sent)
-    if here.placement is not None and _waits(site, asked, here.decision.candidates[0]):
+    wary = ruling is not None and ruling.waits
+    if here.placement is not None and _waits(site, asked, here.decision.candidates[0], wary=wary):
         return waits(here)
     return _second_choice(site, asked, here.decision.reason) or here
 
@@ -190,7 +213,8 @@ def _paced(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | Non
     turn, waiting, queues = asked.turn, None, site.queues(asked.request.model)
     if turn is None:
         waiting = _waiting(asked)
-        turn = queues.at_once(waiting, asked.pool, asked.policy, asked.now_s)
+        wary = ruling is not None and ruling.waits
+        turn = None if wary else queues.at_once(waiting, asked.pool, asked.policy, asked.now_s)
         if turn is None:
             here = routed(site, asked, ruling, sent)
             if here.placement is None:
@@ -230,8 +254,9 @@ def _waiting(asked: Asked) -> Waiting:
     )
 
 
-def _waits(site: Site, asked: Asked, chosen: Candidate) -> bool:
-    """Whether the request is held, now or still: its gateway can, its instance is not open, or another goes first."""
+def _waits(site: Site, asked: Asked, chosen: Candidate, *, wary: bool) -> bool:
+    """Whether the request is held, now or still: its gateway can, its instance is not open, another goes first, or
+    SLOMax is `wary` of it."""
     request, terms, turn = asked.request, asked.policy.tokenpilot.late, asked.turn
     is_open = chosen.wait_s <= site.held.open_s(terms)
     if turn is not None:
@@ -244,7 +269,7 @@ def _waits(site: Site, asked: Asked, chosen: Candidate) -> bool:
         return False
     waiting = _waiting(asked)
     first = site.held.goes_first(request, waiting.work_s, asked.now_s, terms)
-    if (first and is_open) or len(site.held) >= terms.held_max:
+    if (first and is_open and not wary) or len(site.held) >= terms.held_max:
         return False
     if not request.dry_run:
         site.held.put(waiting)
@@ -260,6 +285,26 @@ def _rights(site: Site, asked: Asked) -> tuple[Reason, str] | None:
         return None
     refused = residency_refusal(request, site.name, policy, now_wall_s=asked.ids.now_wall_s)
     return ("not_permitted", refused) if refused else None
+
+
+def _retries_too_much(site: Site, asked: Asked) -> Decided | None:
+    """The refusal of a retry that its tenant has no budget for. An attempt counts once, where it arrived."""
+    request, policy = asked.request, asked.policy
+    if asked.turn is not None or request.hop or not asked.steps.admission or not policy.products.slomax:
+        return None
+    entry = tenant_entry(request.tenant, tenants=policy.tenants, default_tenant=policy.default_tenant)
+    if request.is_retry:
+        if site.retries.has_left(entry) if request.dry_run else site.retries.retry(entry):
+            return None
+        # When fresh requests will have earned one is unknown.
+        wait_s = retry_after_s(policy.slomax.retry_after_max_s, policy, asked.rng)
+        detail = (
+            f"the tenant has used up its retries: it gains {policy.slomax.retry.budget_per_request:g} a fresh request"
+        )
+        return refused_for(site, asked, "retry_budget", detail, retry_after_s=wait_s)
+    if not request.attempt and not request.dry_run:
+        site.retries.fresh(entry)
+    return None
 
 
 def _dispatched(site: Site, asked: Asked, *, without: tuple[str, ...]) -> Dispatch:
@@ -317,13 +362,21 @@ def _second_choice(site: Site, asked: Asked, reason: Reason) -> Decided | None:
 
 
 def _ruled(site: Site, asked: Asked) -> Ruling:
-    model, request_class = asked.request.model, asked.classified.request_class
+    request, policy = asked.request, asked.policy
+    model, request_class = request.model, asked.classified.request_class
+    terms = policy.site(site.name)
+    # Who has its turn was judged when it came, and who failed on an instance was let in: it is not left for being late.
+    ran = request.attempt > 0 and site.ledger.heard_of(request.id, request.attempt - 1)
+    gated = policy.slomax.gate.enabled and asked.turn is None and not ran
     return admit(
-        asked.request,
+        request,
         asked.classified,
         asked.pool,
         asked.policy,
         charge=asked.charge,
+        held_s=site.held.ahead_s(model, request_class, policy.classes) if gated and site.held else 0.0,
+        gate=site.gates.of(model) if gated else None,
+        rtt_s=0.0 if request.origin == site.name else terms.rtt_s.get(request.origin, terms.rtt_default_s),
         held=0 if asked.turn else site.held.of_class(model, request_class),  # who has its turn took its place before
         output_q50_tokens=asked.output_q50,
         output_q90_tokens=asked.output_q90,

@@ -14,6 +14,7 @@ from tokenfleet.core.capacity import CapacityTable
 from tokenfleet.core.columns import Floats
 from tokenfleet.core.correction import Corrections
 from tokenfleet.core.decision import Request
+from tokenfleet.core.duplicates import Duplicates
 from tokenfleet.core.errors import PolicyError
 from tokenfleet.core.failures import FAILED, Failures
 from tokenfleet.core.fleetmind.sends import Sends
@@ -41,9 +42,11 @@ from tokenfleet.core.records import (
 )
 from tokenfleet.core.repeats import Repeats
 from tokenfleet.core.revisions import CanaryReport, PolicyRecord, PolicyRevision, Trial, check_covers, trial_of
+from tokenfleet.core.slomax.gates import Gates
 from tokenfleet.core.slomax.iterations import Iterations
 from tokenfleet.core.slomax.queues import Queues
 from tokenfleet.core.slomax.quota import Quotas, tenant_entry
+from tokenfleet.core.slomax.retry import RetryBudgets
 from tokenfleet.core.tokenpilot.held import Call, Held, Waiting
 
 Fact = (
@@ -91,11 +94,14 @@ class Site:
         self.peers = Peers()
         self.sends = Sends(kept_s=policy.fleetmind.sends_kept_s)
         self.quotas = Quotas()
+        self.retries = RetryBudgets(policy.slomax.retry)
         self.outputs = OutputTable()
         self.repeats = Repeats()
+        self.gates = Gates(policy)
         self.calibration_revision = 0
         self._calibrations: dict[str, PoolCalibration] = {}
         self.held = Held()
+        self.duplicates = Duplicates(self.held, self.ledger)
         self._iterations = Iterations()
         self._queues: dict[str, Queues] = {}
         self._turns: Counter[str] = Counter()  # own placements by model
@@ -122,6 +128,8 @@ class Site:
             case PlacementEnvelope():
                 if fact.replica != self.replica:
                     self.held.heard_another(how.now_s)
+                    for event in fact.events:
+                        self.gates.told(event)
                 self.ledger.hear(fact, partition=how.partition, now_s=how.now_s)
             case SiteSummary():
                 self.peers.heard_summary(fact, offset=how.offset, now_s=how.now_s, live=how.live)
@@ -207,19 +215,24 @@ class Site:
         self._pools.follow(policy.liveness)
         self.sends.kept_s = policy.fleetmind.sends_kept_s
         self.quotas.retain(frozenset(policy.tenants))
+        self.retries.follow(policy)
+        self.duplicates.follow(policy)
+        self.gates.follow(policy)
         for queues in self._queues.values():
             queues.follow(policy)
         self.peers.retain(frozenset(policy.sites))
         self._keep_trial()
 
     def running_of(self, entry: str, policy: Policy) -> int:
-        """Unfinished placements here, and held requests, of all callers that the tenant `entry` of `policy` binds."""
+        """Unfinished placements here, and held requests, of all callers that the entry of `policy` binds, as their
+        tenant or as their team."""
         running = self.held.by_tenant() + Counter(self.ledger.running_by_tenant())
-        return sum(
-            count
-            for tenant, count in running.items()
-            if tenant_entry(tenant, tenants=policy.tenants, default_tenant=policy.default_tenant) == entry
-        )
+        total = 0
+        for tenant, count in running.items():
+            own = tenant_entry(tenant, tenants=policy.tenants, default_tenant=policy.default_tenant)
+            if own == entry or (own in policy.tenants and policy.tenants[own].team == entry):
+                total += count
+        return total
 
     def placed(
         self, event: PlacementEvent, *, partition: int, session: str, now_s: float, block_keys: bytes = b""
@@ -255,12 +268,17 @@ class Site:
             )
             if event.kind == "first_token":
                 lag_s = entry.age_s - event.attempt_s if event.attempt_s > 0.0 else None
+                if not self.ledger.has_first_token(event.decision):
+                    self.gates.first_token(entry, actual_s=event.attempt_s or entry.age_s)
                 self.held.heard_first_token(entry.model, ttft_s=event.elapsed_s, lag_s=lag_s)
             elif event.kind == "finished":
                 self.held.heard_end(told=self.ledger.has_first_token(event.decision))
         if event.kind in TERMINAL_KINDS and event.model in self._queues and not self.ledger.has_ended(event.decision):
             self._queues[event.model].settled(event)
             self._guarded_ended(event, now_s)
+        if event.kind in TERMINAL_KINDS:
+            self.gates.ended(event, now_s=now_s)
+            self.duplicates.settled(event, now_s=now_s)
         instance = event.instance or (entry.instance if entry else "")
         # A report sent twice is one failure, and a name that no table lists is nobody's.
         news = not self.ledger.has_ended(event.decision) and self.capacity.row(instance) is not None

@@ -15,6 +15,7 @@ from prometheus_client import Counter, Enum, Gauge, Histogram
 
 from tokenfleet.adapters.clock import monotonic_s, wall_s
 from tokenfleet.adapters.desk import Desk
+from tokenfleet.adapters.gate_alarm import GateAlarm
 from tokenfleet.adapters.grpc_server import GrpcServer
 from tokenfleet.adapters.hearing import hear
 from tokenfleet.adapters.kafka import Kafka
@@ -146,8 +147,10 @@ class _Hearing:
 async def _advance(site: Site, followers: list[Follower[Any]], partitions: int) -> None:
     """Lets time pass in the ledger, partition by partition, only while it is read at its end."""
     placements = next(follower for follower in followers if follower.topic is PLACEMENTS)
+    alarm = GateAlarm(site)
     while True:
         await asyncio.sleep(ADVANCE_PERIOD_S)
+        alarm.look()
         now_s = monotonic_s()
         for partition in range(partitions):
             site.advance(partition, now_s, live=placements.caught_up)

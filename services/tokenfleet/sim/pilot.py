@@ -30,7 +30,11 @@ SILENT_MAX_S = 3_600.0  # a gateway of the fleet reports no progress; lost ends 
 
 
 class Pilot:
-    """A Router: decides on one Site, publishes its placements, hears all else."""
+    """A Router: decides on one Site, publishes its placements, hears all else. `steps` are the questions that it asks,
+    for requests that can wait for `wait_max_s`."""
+
+    steps = ROUTE
+    wait_max_s = WAIT_MAX_S
 
     def __init__(self, setup: Setup) -> None:
         policy = setup.policy or policy_of(
@@ -46,8 +50,8 @@ class Pilot:
         return len(self.site.held)
 
     def route(self, request: Request, now_s: float) -> Answer:
-        held = replace(request, wait_max_s=WAIT_MAX_S)
-        return self._answer(request, decide(self.site, held, ROUTE, self._ids(), now_s=now_s), now_s)
+        held = replace(request, wait_max_s=self.wait_max_s)
+        return self._answer(request, decide(self.site, held, self.steps, self._ids(), now_s=now_s), now_s)
 
     def released(self, now_s: float) -> Sequence[Answer]:
         return [

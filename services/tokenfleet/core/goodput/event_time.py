@@ -1,7 +1,8 @@
 """EventTime: when things happened, on the brokers' clock, as a function of the log alone.
 
-Two clocks are never subtracted but through the broker: a reporter's offset is the least (broker append − sent) of its
-recent envelopes, so neither a wrong clock nor delays of single envelopes move events. Because nothing here depends on
+Two clocks are never subtracted but through the broker: a gateway's offset is the least (broker append − event) of the
+recent events on the clock that it names, a replica's the least (broker append − sent) of its envelopes, for events on
+no named clock. So neither a wrong clock nor delays of single reports move events. Because nothing here depends on
 when or from where a log is read (beyond OFFSET_WINDOW_S of warm-up), a replay gives every event the same time.
 """
 
@@ -25,32 +26,36 @@ class LogClock:
 
     def __init__(self) -> None:
         self.head_s = -math.inf
-        self.misdated = 0  # envelopes dated by the broker because their reporter's clock is off
-        self._offsets: dict[str, _LeastRecent] = {}
+        self.misdated = 0  # events dated by the broker because their reporter's clock is off
+        self._offsets: dict[tuple[str, str], _LeastRecent] = {}  # by replica, and the clock named or ""
 
     def date(self, envelope: OutcomeEnvelope, appended_wall_s: float) -> list[tuple[OutcomeEvent, float]]:
         """Each usable event with its time in Unix seconds, never after the broker took it."""
-        offset_s = self._offset_s(envelope, appended_wall_s)
-        trusted = abs(offset_s) <= OFFSET_MAX_S
-        self.misdated += not trusted
-        return [
-            (event, min(event.at_wall_s + offset_s, appended_wall_s) if trusted else appended_wall_s)
-            for event in envelope.events
-            if is_usable(event)
-        ]
+        replica_s = self._offset_s((envelope.replica, ""), appended_wall_s - envelope.sent_wall_s, appended_wall_s)
+        dated: list[tuple[OutcomeEvent, float]] = []
+        for event in filter(is_usable, envelope.events):
+            offset_s = replica_s
+            if event.clock:
+                clock = (envelope.replica, event.clock)
+                offset_s = self._offset_s(clock, appended_wall_s - event.at_wall_s, appended_wall_s)
+            trusted = abs(offset_s) <= OFFSET_MAX_S
+            self.misdated += not trusted
+            dated.append((event, min(event.at_wall_s + offset_s, appended_wall_s) if trusted else appended_wall_s))
+        return dated
 
     def advance(self, at_s: float) -> None:
         """An event of that time was taken."""
         self.head_s = max(self.head_s, at_s)
 
-    def _offset_s(self, envelope: OutcomeEnvelope, appended_wall_s: float) -> float:
-        if not math.isfinite(envelope.sent_wall_s):
+    def _offset_s(self, clock: tuple[str, str], told_s: float, appended_wall_s: float) -> float:
+        """The clock's offset, with what this report told of it."""
+        if not math.isfinite(told_s):
             return math.inf
-        least = self._offsets.pop(envelope.replica, None) or _LeastRecent()
-        self._offsets[envelope.replica] = least  # now the youngest key
+        least = self._offsets.pop(clock, None) or _LeastRecent()
+        self._offsets[clock] = least  # now the youngest key
         if len(self._offsets) > REPORTERS_MAX:
             del self._offsets[next(iter(self._offsets))]
-        return least.add(appended_wall_s, appended_wall_s - envelope.sent_wall_s)
+        return least.add(appended_wall_s, told_s)
 
 
 class _LeastRecent:

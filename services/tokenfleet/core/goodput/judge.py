@@ -44,6 +44,11 @@ class Execution(Struct, frozen=True, kw_only=True):
         """True once a first token is known to have come."""
         return self.ttft_s is not None or bool(self.output_tokens)
 
+    @property
+    def admitted(self) -> bool:
+        """False for a refusal, and for one whose time ran out in the queue: offered, but never let in."""
+        return self.end != "rejected" and (self.ran or self.end != "timed_out")
+
 
 def execution_of(event: OutcomeEvent) -> Execution:
     """One attempt as its terminal event alone tells it."""

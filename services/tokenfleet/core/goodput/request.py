@@ -190,7 +190,7 @@ def _settlement(executions: list[Execution], policy: Policy, *, settled: bool) -
     decided = _decided(executions, settled=settled)
     if decided is None:
         return
-    if decided.end == "rejected":
+    if not decided.admitted:
         yield _posting(decided, policy, decided.at_s, (("rejected", 1),))
         return
     attained = _attained(decided, policy)
@@ -225,7 +225,7 @@ def _decided(executions: list[Execution], *, settled: bool) -> Execution | None:
         return success
     if not settled or not executions:
         return None
-    admitted = [execution for execution in executions if execution.end != "rejected"]
+    admitted = [execution for execution in executions if execution.admitted]
     return max(admitted or executions, key=lambda execution: (execution.at_s, execution.attempt))
 
 
@@ -274,6 +274,7 @@ def _execution(known: list[Heard], end: Heard) -> Execution:
         output_tokens=event.output_tokens,
         waste_output_tokens=max(waste, default=None),
         ran=bool(event.instance)
+        or any(heard.event.placed is not None for heard in known)
         or any(heard.event.kind not in ("rejected", "cancelled", "timed_out") for heard in known),
         policy_revision=max(heard.event.policy_revision for heard in known),
     )

@@ -1,8 +1,9 @@
 """SLOMax: may this request run now, wait, come later, or not at all?
 
 Checks in order, the first that fails answers: the tenant's class and model, instances, context length, quota, deadline,
-the class's concurrent requests, its backlog. Only the first two hold when the product is switched off: they are rights,
-not load. Failure mode: closed for rights, open for load: a wait, KV size or age that nobody knows refuses nothing.
+the class's concurrent requests, its backlog, the feasibility gate where the policy has one. Only the first two hold
+when the product is switched off: they are rights, not load. Failure mode: closed for rights, open for load: a wait, KV
+size or age that nobody knows refuses nothing.
 """
 
 from random import Random
@@ -18,6 +19,7 @@ from tokenfleet.core.pool import PoolView
 from tokenfleet.core.predict.work import decode_iteration_s, prefill_work_s, uncached_tokens
 from tokenfleet.core.slomax.budget import bounded_tokens
 from tokenfleet.core.slomax.classify import Classification
+from tokenfleet.core.slomax.feasible import Ahead, Feasibility, Gate
 from tokenfleet.core.slomax.quota import Charge
 from tokenfleet.core.slomax.retry import retry_after_s
 from tokenfleet.core.tokenpilot.filters import refusal_of
@@ -26,19 +28,22 @@ DEFER_SLACK_SHARE = 0.5  # a deferred job comes back with at least half of its s
 
 
 class Ruling(Struct, frozen=True, kw_only=True):
-    """SLOMax's answer: `admission` is its evidence, `detail` says for a refusal what exists or what to do."""
+    """SLOMax's answer: `admission` is its evidence, `detail` says for a refusal what exists or what to do. `waits`: it
+    had better wait, if its gateway can."""
 
     verdict: Verdict
     reason: Reason = ""
     admission: Admission
     detail: str = ""
+    waits: bool = False
 
 
 class Room(Struct, frozen=True, kw_only=True):
     """What a class finds in a pool now: its concurrent requests against their bound, and the shortest way through.
 
     `wait_s` is the least predicted wait, `work_s` the prefill where the most is cached, `output_s` the time of the
-    median output at the pace of the instance that decodes least. `instances` are those that could serve.
+    median output at the pace of the instance that decodes least: so many sequences, with so much context.
+    `instances` are those that could serve.
     """
 
     instances: int
@@ -47,6 +52,13 @@ class Room(Struct, frozen=True, kw_only=True):
     wait_s: float
     work_s: float
     output_s: float
+    decoding: float
+    context_tokens: float
+
+    @property
+    def stay_s(self) -> float:
+        """All of it, from now to the likely end."""
+        return self.wait_s + self.work_s + self.output_s
 
 
 def admit(
@@ -57,6 +69,9 @@ def admit(
     *,
     charge: Charge,
     held: int = 0,
+    held_s: float = 0.0,
+    gate: Gate | None = None,
+    rtt_s: float = 0.0,
     output_q50_tokens: float,
     output_q90_tokens: float,
     rng: Random,
@@ -65,8 +80,9 @@ def admit(
 
     `charge` is what the tenant's quota said (quota.Quotas.charge); the caller refunds it unless the verdict is admit.
     `held` requests of the class wait to be bound to an instance of the pool: they have their places among its running.
-    Output estimates are learned ones, cut here at the caller's budget. `rng` spreads Retry-After.
-    Raises UnknownModelError and UnknownTenantError for names that the policy lacks.
+    `held_s` is the work of all that are held and go before it, `rtt_s` the way to the client; both are for the `gate`,
+    None where it is not to be asked. Output estimates are learned ones, cut here at the caller's budget. `rng` spreads
+    Retry-After. Raises UnknownModelError and UnknownTenantError for names that the policy lacks.
     """
     terms = policy.classes[classified.request_class]
     evidence = Admission(
@@ -99,9 +115,14 @@ def admit(
         wait_s = charge.retry_after_s if charge.retry_after_s is not None else _first_end_s(room)
         return _rejected("quota", replace(evidence, retry_after_s=retry_after_s(wait_s, policy, rng)), charge.refused)
     slack_s = _slack_s(request, terms, room)
-    if slack_s is not None and slack_s < 0.0:
+    # A prediction may be wrong: where there is a gate it is that which refuses on one.
+    if slack_s is not None and slack_s + (0.0 if gate is None else room.stay_s) < 0.0:
         return _rejected("infeasible", evidence, f"the deadline passes {-slack_s:.1f} s before the likely end")
-    return _by_load(evidence, room, terms, policy, slack_s=slack_s, rng=rng)
+    ruling = _by_load(evidence, room, terms, policy, slack_s=slack_s, rng=rng)
+    if gate is None or ruling.verdict != "admit":
+        return ruling
+    ahead = _ahead(request, evidence, room, terms, pool, held_s=held_s, rtt_s=rtt_s)
+    return _gated(evidence, gate.judge(request.id, ahead))
 
 
 def barred(request: Request, classified: Classification, policy: Policy) -> str:
@@ -162,6 +183,8 @@ def _room(
             budget_tokens=pool.budget_tokens,
         ),
         output_s=evidence.output_q50_tokens * pace_s,
+        decoding=least,
+        context_tokens=context_tokens,
     )
 
 
@@ -174,7 +197,44 @@ def _slack_s(request: Request, terms: RequestClass, room: Room) -> float | None:
     deadline_s = request.deadline_s if request.deadline_s is not None else terms.deadline_s
     if deadline_s is None:
         return None
-    return deadline_s - request.elapsed_s - room.wait_s - room.work_s - room.output_s
+    return deadline_s - request.elapsed_s - room.stay_s
+
+
+def _ahead(
+    request: Request,
+    evidence: Admission,
+    room: Room,
+    terms: RequestClass,
+    pool: PoolView,
+    *,
+    held_s: float,
+    rtt_s: float,
+) -> Ahead:
+    """What lies ahead on the good side, as `_slack_s` judges, but for its own part in the pace."""
+    own_tokens = request.prompt_tokens + evidence.output_q50_tokens
+    return Ahead(
+        wait_s=room.wait_s + held_s / room.instances,
+        prefill_s=room.work_s,
+        elapsed_s=request.elapsed_s,
+        rtt_s=rtt_s,
+        tpot_s=decode_iteration_s(
+            decoding=room.decoding + 1,
+            context_tokens=room.context_tokens + own_tokens,
+            coefficients=pool.coefficients,
+        ),
+        output_q50_tokens=evidence.output_q50_tokens,
+        output_q90_tokens=evidence.output_q90_tokens,
+        ttft_max_s=terms.ttft_max_s(request.prompt_tokens),
+        tpot_max_s=terms.tpot_s,
+        deadline_s=request.deadline_s if request.deadline_s is not None else terms.deadline_s,
+    )
+
+
+def _gated(evidence: Admission, judged: Feasibility) -> Ruling:
+    evidence = replace(evidence, gate=judged.answer, gate_why=judged.why, chance=judged.chance)
+    if judged.answer == "reject":
+        return _rejected("infeasible", evidence, judged.why)
+    return Ruling(verdict="admit", admission=evidence, waits=judged.answer == "queue")
 
 
 def _first_end_s(room: Room) -> float:

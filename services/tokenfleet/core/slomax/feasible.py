@@ -128,6 +128,10 @@ class Gate:
         ):
             self._switch("", now_s)
 
+    def __contains__(self, request: str) -> bool:
+        """Whether the end of the request would say something."""
+        return request in self._watched
+
     @property
     def false_reject_share(self) -> float | None:
         """Share of the probes that were in time, None before any ended."""

@@ -12,7 +12,7 @@ from typing import Literal
 from msgspec import Struct
 
 DONE_KEPT_S = 600.0
-KEYS_MAX = 10_000  # of one entry of the policy, about 4 MB
+KEYS_MAX = 10_000  # of one entry of the policy, about 4 MB, and 20 MB with the answers (core/duplicates.py)
 
 
 class Asked(Struct, frozen=True, kw_only=True):

@@ -35,16 +35,26 @@ class Quotas:
         self._counts: dict[str, dict[int, int]] = {}
 
     def charge(
-        self, tenant: str, terms: Tenant, *, running: int, now_s: float, team: tuple[str, Tenant] | None = None
+        self,
+        tenant: str,
+        terms: Tenant,
+        *,
+        running: int,
+        now_s: float,
+        team: tuple[str, Tenant] | None = None,
+        team_running: int = 0,
     ) -> Charge:
         """Takes one request from the quota of `tenant`, the name of the policy's entry that binds the caller, and from
         that of its `team`; from both or from none, and from one that is both once.
 
         Callers that share an entry (unknown names under the default tenant) share its quota. `running` counts the
-        tenant's unfinished requests at this site. A limit of 0 is no limit.
+        tenant's unfinished requests at this site, `team_running` those of its team. A limit of 0 is no limit.
         """
         if terms.running_max and running >= terms.running_max:
             return Charge(tenant=tenant, refused=f"{running} requests running, {terms.running_max} allowed at once")
+        if team is not None and 0 < team[1].running_max <= team_running:
+            problem = f"{team_running} requests of the team {team[0]} running, {team[1].running_max} allowed at once"
+            return Charge(tenant=tenant, refused=problem)
         binding = {tenant: terms} | ({} if team is None else {team[0]: team[1]})
         limits = {name: each.requests_per_minute_max for name, each in binding.items() if each.requests_per_minute_max}
         bucket = _bucket(now_s)

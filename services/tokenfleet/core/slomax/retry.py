@@ -81,19 +81,23 @@ class RetryBudgets:
 
     def retry(self, tenant: str) -> bool:
         """Takes one retry from the tenant's budget; False if none is left."""
-        left = self._of(tenant)
-        if left < MILLI:
+        if not self.has_left(tenant):
             return False
-        self._left[tenant] = left - MILLI
+        self._left[tenant] = self._of(tenant) - MILLI
         return True
+
+    def has_left(self, tenant: str) -> bool:
+        """Whether the tenant may retry."""
+        return self._of(tenant) >= MILLI
 
     def left(self, tenant: str) -> float:
         """Retries left."""
         return self._of(tenant) / MILLI
 
-    def retain(self, tenants: frozenset[str]) -> None:
-        """Forgets tenants that a new policy revision no longer names."""
-        self._left = {name: left for name, left in self._left.items() if name in tenants}
+    def follow(self, policy: Policy) -> None:
+        """Another policy is in force; tenants that it lacks are forgotten."""
+        self.terms = policy.slomax.retry
+        self._left = {name: left for name, left in self._left.items() if name in policy.tenants}
 
     def _of(self, tenant: str) -> int:
         return self._left.get(tenant, round(self.terms.budget_max * MILLI))

@@ -79,11 +79,13 @@ class FairPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class GatePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When a request is refused because it would be late (core/slomax/feasible.py).
 
-    It passes from a chance of `pass_chance` on, is refused below `reject_chance`, and queues between. `probe_share` of
-    those to be refused run all the same; when more than `false_rejects_max` of `probes_min` or more were in time, the
-    gate only queues, for at least `again_after_s` and until no more than `again_share` of what it would refuse is.
+    `enabled`: it is asked at all; else only a deadline that can't be met refuses. A request passes from a chance of
+    `pass_chance` on, is refused below `reject_chance`, and queues between. `probe_share` of those to be refused run all
+    the same; when more than `false_rejects_max` of `probes_min` or more were in time, the gate only queues, for
+    `again_after_s` or longer, until no more than `again_share` of what it would refuse is.
     """
 
+    enabled: bool = True
     pass_chance: Share = 0.5
     reject_chance: Share = 0.2
     probe_share: Share = 0.02

@@ -17,7 +17,7 @@ from msgspec import Struct
 from tokenfleet.core.asked import Steps, Turn
 from tokenfleet.core.columns import Floats, Labels
 from tokenfleet.core.decision import Request
-from tokenfleet.core.policy import LateBindingPolicy, TokenPilotPolicy
+from tokenfleet.core.policy import LateBindingPolicy, RequestClass, TokenPilotPolicy
 from tokenfleet.core.pool import PoolView
 from tokenfleet.core.slomax.quota import Charge
 from tokenfleet.core.tokenpilot.cost import dense_work_s, kv_pressure_s, reuse_price
@@ -124,6 +124,13 @@ class Held:
     def of_class(self, model: str, request_class: str) -> int:
         """How many of a model and class are held."""
         return sum(waiting.request_class == request_class for waiting in self._waiting.get(model, {}).values())
+
+    def ahead_s(self, model: str, request_class: str, classes: dict[str, RequestClass]) -> float:
+        """Σ least work of the held of a model whose class is as urgent as this one, or more."""
+        rank = classes[request_class].rank
+        as_urgent = {name for name, terms in classes.items() if terms.rank <= rank}
+        held = self._waiting.get(model, {}).values()
+        return sum(waiting.work_s for waiting in held if waiting.request_class in as_urgent)
 
     def by_tenant(self) -> Counter[str]:
         """How many are held of each tenant."""

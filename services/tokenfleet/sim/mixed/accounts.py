@@ -54,7 +54,7 @@ def _partials(events: Sequence[OutcomeEvent], policy: Policy) -> Iterable[Goodpu
 
 
 def _ends(served: Sequence[Served]) -> Iterable[OutcomeEvent]:
-    """How each request ended; what never did is given up when the last of all has."""
+    """How each request ended; what never did is given up when the last of all has: in its queue, or where it runs."""
     last_s = max((each.finished_s or each.refused_s or each.row.at_s for each in served), default=0.0)
     for each in served:
         if each.finished_s is not None:
@@ -75,6 +75,7 @@ def _without_tokens(served: Served, kind: Literal["rejected", "timed_out"], at_s
         request_class=served.request_class,
         model=MODEL,
         origin=SITE,
+        instance="" if served.instance < 0 else f"i{served.instance}",
         pool=POOL,
         at_wall_s=at_s,
         elapsed_s=at_s - served.row.at_s,

@@ -22,7 +22,8 @@ def run_mixed(
     instances: Instances = None,
     load: Load = None,
     design: Annotated[
-        str | None, typer.Option(help="slomax, or one to compare with: least_requests, priority, pools. {slomax}")
+        str | None,
+        typer.Option(help="slomax, or one to compare with: least_requests, priority, pools, at_once, gated. {slomax}"),
     ] = None,
     chat: Chat = None,
     gateways: Gateways = None,
