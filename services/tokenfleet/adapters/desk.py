@@ -71,6 +71,11 @@ class Desk:
         self._unwritten = _Unwritten()
         self.holding = Holding(site, next_ids=self._next_ids, settle=self._settle, write=self._write)
 
+    @property
+    def envelopes(self) -> int:
+        """The number of the last placements envelope."""
+        return self._envelopes
+
     def decide(
         self, message: decision_pb2.Request, steps: Steps, *, dry_run: bool, left_s: float | None = None
     ) -> Decision:

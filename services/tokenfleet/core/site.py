@@ -41,6 +41,8 @@ from tokenfleet.core.records import (
 )
 from tokenfleet.core.repeats import Repeats
 from tokenfleet.core.revisions import CanaryReport, PolicyRecord, PolicyRevision, Trial, check_covers, trial_of
+from tokenfleet.core.shard.envelopes import Envelopes
+from tokenfleet.core.shard.purse import Purse
 from tokenfleet.core.slomax.iterations import Iterations
 from tokenfleet.core.slomax.queues import Queues
 from tokenfleet.core.slomax.quota import Quotas, tenant_entry
@@ -93,6 +95,8 @@ class Site:
         self.quotas = Quotas()
         self.outputs = OutputTable()
         self.repeats = Repeats()
+        self.envelopes = Envelopes()
+        self.purse: Purse | None = None
         self.calibration_revision = 0
         self._calibrations: dict[str, PoolCalibration] = {}
         self.held = Held()
@@ -123,6 +127,7 @@ class Site:
                 if fact.replica != self.replica:
                     self.held.heard_another(how.now_s)
                 self.ledger.hear(fact, partition=how.partition, now_s=how.now_s)
+                self.envelopes.read(fact)
             case SiteSummary():
                 self.peers.heard_summary(fact, offset=how.offset, now_s=how.now_s, live=how.live)
             case SketchChunk():
@@ -192,6 +197,11 @@ class Site:
             queues.take(call)
         return waiting
 
+    def shares(self, purse: Purse) -> None:
+        """From now on pools and quotas are spent from `purse`, where the policy wants books."""
+        self.purse = self.quotas.purse = purse
+        purse.enabled = self.policy.slomax.shard.enabled
+
     def hits(self, request: Request) -> Floats:
         """Cached tokens of the request's prompt on each instance, in the order of their names."""
         return self._pools.hits(request)
@@ -207,6 +217,8 @@ class Site:
         self._pools.follow(policy.liveness)
         self.sends.kept_s = policy.fleetmind.sends_kept_s
         self.quotas.retain(frozenset(policy.tenants))
+        if self.purse is not None:
+            self.purse.enabled = policy.slomax.shard.enabled
         for queues in self._queues.values():
             queues.follow(policy)
         self.peers.retain(frozenset(policy.sites))
