@@ -39,7 +39,8 @@ ROOT = Path(__file__).parents[2]
 class Books:
     """A pool of 10,000 units whose placements tell nothing, and a quota of 30 requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted_units: int = 1_000) -> None:
+        self._wanted = {POOL: wanted_units} if wanted_units else {}
         self._envelopes = Envelopes()
         self._envelopes.caught_up()
 
@@ -50,7 +51,7 @@ class Books:
         return {POOL: 10_000, QUOTA: 30}[book]
 
     def wanted(self) -> dict[str, int]:
-        return {POOL: 1_000}
+        return self._wanted
 
     def entries(self, book: str) -> tuple[Entries, float]:
         if book == QUOTA:
@@ -58,18 +59,18 @@ class Books:
         return PoolEntries(Ledger(), self._envelopes, lambda: ()), SILENT_HOLD_S
 
 
-def shards(kafka: Kafka, site: str, name: str) -> PoolShards:
+def shards(kafka: Kafka, site: str, name: str, wanted_units: int) -> PoolShards:
     """One replica's."""
-    me = Holder(replica=name, start="1")
-    found = PoolShards(kafka, site, me, Books(), secret=b"site secret", envelopes=lambda: 0, live=lambda: True)
+    me, books = Holder(replica=name, start="1"), Books(wanted_units)
+    found = PoolShards(kafka, site, me, books, secret=b"site secret", envelopes=lambda: 0, live=lambda: True)
     found.purse.follow(QUOTA, quota=True)
     return found
 
 
 @contextlib.asynccontextmanager
-async def replica(bootstrap: str, site: str, name: str) -> AsyncGenerator[PoolShards]:
+async def replica(bootstrap: str, site: str, name: str, wanted_units: int = 1_000) -> AsyncGenerator[PoolShards]:
     async with Kafka(bootstrap, client_id=name) as kafka:
-        found = shards(kafka, site, name)
+        found = shards(kafka, site, name, wanted_units)
         task = asyncio.create_task(found.run())
         try:
             yield found
@@ -116,7 +117,17 @@ async def test_replicas_are_lent_credit_and_grants_by_whoever_owns_the_book(kafk
         )
         await until(lambda: two.purse.waiting[POOL].granted(monotonic_s()) == ["r#0"])
         assert two.purse.waiting[POOL].token("r#0")
+        [owned] = [each for replica in (one, two) for each in replica.states() if each.owned]
+        assert (owned.book, owned.state, owned.limit_units, owned.in_line) == (POOL, "live", 10_000, 1)
+        assert owned.counted_units >= 500 + 2 * 1_000
+        assert [each.waiting for replica in (one, two) for each in replica.states()] == [0, 1]
         assert two.purse.use(POOL, "r#0", now_s=monotonic_s()) is not None
+
+
+async def test_a_replica_whose_pools_are_empty_waits_for_no_owner(kafka: KafkaServer, site: str) -> None:
+    async with replica(kafka.bootstrap, site, "alone", wanted_units=0) as alone:
+        await until(alone.answered.is_set)
+        assert alone.states() == []
 
 
 async def test_after_kill_9_of_the_owner_another_lends_on(kafka: KafkaServer, site: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
+from msgspec import Struct
 from prometheus_client import Counter, Enum, Gauge
 
 from tokenfleet.adapters.clock import monotonic_s
@@ -44,6 +45,27 @@ COUNTED = Gauge(
 DROPPED = Counter("tokenfleet_shard_records_dropped_total", "Records for `tickets` that Kafka didn't confirm", ["site"])
 
 logger = logging.getLogger(__name__)
+
+
+class BookState(Struct, frozen=True, kw_only=True):
+    """A replica's part of a book: what it may spend and how many requests wait here; of one that it owns, what counts
+    of its limit and how many tickets of all replicas are in line."""
+
+    book: str
+    state: str
+    rest_units: int
+    waiting: int
+    owned: bool
+    limit_units: int
+    counted_units: int
+    in_line: int
+
+    def words(self) -> str:
+        """The same in words."""
+        said = f"{self.book}: {self.rest_units:,} units, {self.state}, {self.waiting} wait"
+        if not self.owned:
+            return said
+        return f"{said}; owned: {self.counted_units:,} of {self.limit_units:,} units count, {self.in_line} in line"
 
 
 class Books(Protocol):
@@ -96,6 +118,7 @@ class PoolShards:
         self._assignments = 0
         self._outboxes: dict[int, _Outbox] = {}
         self._swept_s = 0.0
+        self.told: list[BookState] = []  # `states` of a second ago, for other threads
         self._wake = asyncio.Event()
         self.answered = asyncio.Event()  # an owner has answered for each book that is wanted
         self._follower = kafka.follower(TICKETS, site, self._read, start=ago(READ_BACK_S))
@@ -176,7 +199,7 @@ class PoolShards:
         if now_s - self._swept_s >= SWEEP_EVERY_S:
             self._swept_s = now_s
             self.purse.sweep(self._runs)
-            self._show(now_s)
+            self._show()
 
     def _ask(self, now_s: float) -> None:
         wanted = self._books.wanted()
@@ -187,7 +210,7 @@ class PoolShards:
             if leases.due(now_s) and (wants or not leases.idle):
                 request = leases.request(now_s, wants=wants, envelopes=self._envelopes())
                 self._put(self._partition(name), (request,))
-        if wanted and all(self.purse.leases[name].answered for name in wanted):
+        if all(self.purse.leases[name].answered for name in wanted):
             self.answered.set()
 
     def _own(self, partition: int, now_s: float, *, live: bool) -> None:
@@ -225,27 +248,33 @@ class PoolShards:
     def _partition(self, book: str) -> int:
         return partition_of(book, self._partitions)
 
-    def state(self) -> str:
-        """In words: what it owns, and its part of each pool."""
-        now_s, words = monotonic_s(), list[str]()
+    def states(self) -> list[BookState]:
+        """This replica's part of each pool's book."""
+        now_s, found = monotonic_s(), list[BookState]()
         for name in self._books.wanted():
-            said = f"{name}: {self.purse.rest(name, now_s):,} units, {self.purse.state(name, now_s)}"
-            if (owner := self._owners.get(name)) is not None and owner.active:
-                said += (
-                    f", owned here: {owner.total_units():,} of {owner.limit_units:,} count, {len(owner.line)} in line"
-                )
-            words.append(said)
-        return "; ".join(words) or "no pool has a book"
-
-    def _show(self, now_s: float) -> None:
-        OWNED.labels(self.site).set(len(self.owned))
-        for name in self._books.wanted():
-            REST.labels(name).set(self.purse.rest(name, now_s))
-            STATE.labels(name).state(self.purse.state(name, now_s))
             owner = self._owners.get(name)
-            owns = owner is not None and owner.active
-            IN_LINE.labels(name).set(len(owner.line) if owner is not None and owns else 0)
-            COUNTED.labels(name).set(owner.total_units() if owner is not None and owns else 0)
+            owned = owner is not None and owner.active
+            told = BookState(
+                book=name,
+                state=self.purse.state(name, now_s),
+                rest_units=self.purse.rest(name, now_s),
+                waiting=len(self.purse.waiting.get(name, ())),
+                owned=owned,
+                limit_units=owner.limit_units if owner is not None and owned else 0,
+                counted_units=owner.total_units() if owner is not None and owned else 0,
+                in_line=len(owner.line) if owner is not None and owned else 0,
+            )
+            found.append(told)
+        return found
+
+    def _show(self) -> None:
+        OWNED.labels(self.site).set(len(self.owned))
+        self.told = self.states()
+        for each in self.told:
+            REST.labels(each.book).set(each.rest_units)
+            STATE.labels(each.book).state(each.state)
+            IN_LINE.labels(each.book).set(each.in_line)
+            COUNTED.labels(each.book).set(each.counted_units)
 
     def _put(self, partition: int, records: Iterable[TicketsRecord]) -> None:
         if (outbox := self._outboxes.get(partition)) is not None:

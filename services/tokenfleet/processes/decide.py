@@ -103,6 +103,7 @@ async def run(settings: DecideSettings) -> None:
                 watched(tasks, _advance(site, followers, counts[PLACEMENTS.name]), name="advance")
                 await asyncio.gather(*(follower.until_caught_up() for follower in followers))
                 if shards is not None:
+                    desk.books = shards.states
                     watched(tasks, _share(site, shards), name="shard")
                     if site.policy.slomax.shard.enabled:
                         await shards.answered.wait()
@@ -217,10 +218,9 @@ def _spool(spool: Spool) -> tuple[bool, str]:
 def _shard(site: Site, shards: PoolShards | None) -> tuple[bool, str]:
     if not site.policy.slomax.shard.enabled:
         return True, "off: each replica counts for itself"
-    return (
-        True,
-        shards.state() if shards is not None else "the policy wants it, TOKENFLEET_SHARD_SECRET_FILE is not set",
-    )
+    if shards is None:
+        return True, "the policy wants it, TOKENFLEET_SHARD_SECRET_FILE is not set"
+    return True, "; ".join(each.words() for each in shards.told) or "no pool has a book"
 
 
 def _answered(site: Site, shards: PoolShards | None) -> bool:

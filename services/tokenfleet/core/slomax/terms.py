@@ -166,7 +166,7 @@ class ShardPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """
 
     enabled: bool = False
-    lease_share: Share = 0.1
+    lease_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.1
 
 
 def share_problems(terms: ControllerPolicy, classes: Collection[str]) -> list[str]:
