@@ -55,7 +55,8 @@ class Leases:
         self._n = 0
         self._sent_s = float("-inf")
         self._refused = False  # since the last request
-        self._ahead = 0  # units spent ahead since the last lease
+        self._wanted = 0  # by the last request
+        self._ahead = self._ahead_told = 0  # units spent ahead that no lease has answered, and those the owner heard of
         self._empty_s = float("-inf")  # when an owner had nothing for us
 
     def state(self, now_s: float) -> State:
@@ -88,6 +89,7 @@ class Leases:
         """
         self._n += 1
         self._sent_s, self._refused, self.asked = now_s, False, 0
+        self._wanted, self._ahead_told = wants, self._ahead
         self._held = self._held[-1:]
         kept = self._held[0] if self._held else None
         return LeaseRequest(
@@ -117,8 +119,9 @@ class Leases:
         self._held.append(Held(n=record.n, rest=record.units, until_s=until_s))
         self.answered = True
         if record.units:
-            self._ahead = 0
-        else:
+            self._ahead -= self._ahead_told
+            self._ahead_told = 0
+        elif self._wanted:
             self._empty_s = now_s
 
     def spend(self, units: int, *, now_s: float, ahead: int = 0) -> Credit | None:
