@@ -318,3 +318,12 @@ def test_no_gauge_can_make_a_load_negative_or_unknown(running: float, waiting: f
         math.isfinite(value) and value >= 0
         for value in (found.backlog_s, found.queued_tokens, found.context_tokens, found.kv_held_tokens, found.foreign)
     )
+
+
+def test_kv_tokens_are_those_of_what_has_not_ended() -> None:
+    ledger = Ledger()
+    for name, tokens in (("d1", 100), ("d2", 20)):
+        ledger.apply(placed(name, "a", request=name, kv_tokens=tokens), partition=0, now_s=1.0)
+    assert ledger.kv_tokens("a") == 120
+    ledger.apply(ended("d1", "a", request="d1"), partition=0, now_s=2.0)
+    assert (ledger.kv_tokens("a"), ledger.kv_tokens("b")) == (20, 0)

@@ -27,8 +27,8 @@ from tokenfleet.core.shard.records import At, Holder, ShardClaim
 from tokenfleet.core.shard.records import Record as TicketsRecord
 from tokenfleet.core.shard.terms import READ_BACK_S
 
-PERIOD_S: Final = 0.045  # the longest time between two turns; a record makes one at once
-GAP_S: Final = 0.005  # the shortest: what is read meanwhile is answered together
+PERIOD_S: Final = 0.04  # how long a turn waits for a record after GAP_S
+GAP_S: Final = 0.01  # between two turns: what is read meanwhile is answered together
 SEND_TIMEOUT_S: Final = 1.0  # what was not confirmed is written again by its writer's own rules
 SWEEP_EVERY_S: Final = 1.0
 OUTBOX_MAX: Final = 10_000  # records that wait for a broker; more are dropped, and written again likewise

@@ -30,10 +30,11 @@ class InstancePlacements:
         self._head_free_at_s = -math.inf
         self._sums: _Sums | None = None
         self._tenants: dict[str, int] | None = None
+        self._kv_tokens: int | None = None
 
     def put(self, placed: Placed) -> None:
         self._placed[placed.entry.decision] = placed
-        self._sums = self._tenants = None
+        self._sums = self._tenants = self._kv_tokens = None
 
     def placed_at(self, decision: str, placed_at_s: float) -> None:
         """Correct the time of a placement: of two reports the one that travelled less is right."""
@@ -48,7 +49,7 @@ class InstancePlacements:
 
     def remove(self, decision: str, now_s: float) -> None:
         self._leave_queue(self._placed.pop(decision), now_s)
-        self._tenants = None
+        self._tenants = self._kv_tokens = None
         self._ended_at_s.append(now_s)
 
     def standing(self, *, believed_after_s: float = -math.inf) -> Standing:
@@ -62,6 +63,12 @@ class InstancePlacements:
         if self._tenants is None:
             self._tenants = Counter(placed.entry.tenant for placed in self._placed.values())
         return self._tenants
+
+    def kv_tokens(self) -> int:
+        """What all of them are counted for in KV."""
+        if self._kv_tokens is None:
+            self._kv_tokens = sum(placed.entry.kv_tokens for placed in self._placed.values())
+        return self._kv_tokens
 
     def placed_since(self, since_s: float) -> int:
         return sum(placed.placed_at_s > since_s for placed in self._placed.values())
