@@ -18,47 +18,59 @@ from tests.kafka_server import Can, KafkaServer
 from tokenfleet.adapters import kafka_admin
 from tokenfleet.adapters.clock import monotonic_s
 from tokenfleet.adapters.kafka import Kafka
-from tokenfleet.adapters.pool_shard import PoolShards, Terms
+from tokenfleet.adapters.pool_shard import PoolShards
 from tokenfleet.adapters.topics import DEADLETTER, TICKETS
 from tokenfleet.core.ledger import Ledger
-from tokenfleet.core.shard.entries import PoolEntries
+from tokenfleet.core.shard.entries import Entries, PoolEntries
 from tokenfleet.core.shard.envelopes import Envelopes
 from tokenfleet.core.shard.quota import HOLD_S, SpentCredit
-from tokenfleet.core.shard.records import Holder
+from tokenfleet.core.shard.records import Holder, pool_book, quota_book
+from tokenfleet.core.shard.terms import SILENT_HOLD_S
 from tokenfleet.local.child import tied_to_this_process
 
 pytestmark = pytest.mark.integration
 WAIT_MAX_S = 60.0
 TAKEOVER_MAX_S = 9.0
 LOAD_ALLOWANCE_S = 10.0  # a machine under load must not fail the test; the rules' own bound is in tests/core
-POOL, QUOTA = f"{MODEL}@b", "tenant acme"
+POOL, QUOTA = pool_book(f"{MODEL}@b"), quota_book("acme")
 ROOT = Path(__file__).parents[2]
 
 
-def shards(kafka: Kafka, site: str, name: str) -> PoolShards:
-    """One replica's, with a pool of 10,000 units whose placements tell nothing, and a quota of 30 requests."""
-    envelopes = Envelopes()
-    envelopes.caught_up()
-    books = {
-        POOL: Terms(limit_units=lambda: 10_000, entries=PoolEntries(Ledger(), envelopes, lambda: ())),
-        QUOTA: Terms(limit_units=lambda: 30, entries=SpentCredit(), hold_s=HOLD_S, quota=True),
-    }
-    return PoolShards(
-        kafka,
-        site,
-        Holder(replica=name, start="1"),
-        books,
-        secret=b"site secret",
-        envelopes=lambda: 0,
-        live=lambda: True,
-        wants=lambda book: 1_000 if book == POOL else 0,
-    )
+class Books:
+    """A pool of 10,000 units whose placements tell nothing, and a quota of 30 requests."""
+
+    def __init__(self, wanted_units: int = 1_000) -> None:
+        self._wanted = {POOL: wanted_units} if wanted_units else {}
+        self._envelopes = Envelopes()
+        self._envelopes.caught_up()
+
+    def look(self, now_s: float) -> None:
+        """Nothing changes."""
+
+    def limit_units(self, book: str) -> int:
+        return {POOL: 10_000, QUOTA: 30}[book]
+
+    def wanted(self) -> dict[str, int]:
+        return self._wanted
+
+    def entries(self, book: str) -> tuple[Entries, float]:
+        if book == QUOTA:
+            return SpentCredit(), HOLD_S
+        return PoolEntries(Ledger(), self._envelopes, lambda: ()), SILENT_HOLD_S
+
+
+def shards(kafka: Kafka, site: str, name: str, wanted_units: int) -> PoolShards:
+    """One replica's."""
+    me, books = Holder(replica=name, start="1"), Books(wanted_units)
+    found = PoolShards(kafka, site, me, books, secret=b"site secret", envelopes=lambda: 0, live=lambda: True)
+    found.purse.follow(QUOTA, quota=True)
+    return found
 
 
 @contextlib.asynccontextmanager
-async def replica(bootstrap: str, site: str, name: str) -> AsyncGenerator[PoolShards]:
+async def replica(bootstrap: str, site: str, name: str, wanted_units: int = 1_000) -> AsyncGenerator[PoolShards]:
     async with Kafka(bootstrap, client_id=name) as kafka:
-        found = shards(kafka, site, name)
+        found = shards(kafka, site, name, wanted_units)
         task = asyncio.create_task(found.run())
         try:
             yield found
@@ -75,7 +87,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 def lent(to: PoolShards) -> int:
-    return to.leases[POOL].rest(monotonic_s())
+    return to.purse.rest(POOL, monotonic_s())
 
 
 @pytest.fixture
@@ -87,27 +99,35 @@ async def site(kafka: KafkaServer) -> str:
 
 async def test_replicas_are_lent_credit_and_grants_by_whoever_owns_the_book(kafka: KafkaServer, site: str) -> None:
     async with replica(kafka.bootstrap, site, "one") as one, replica(kafka.bootstrap, site, "two") as two:
-        await until(lambda: sorted(one.owned + two.owned) == sorted([POOL, QUOTA]))
         await until(lambda: lent(one) >= 1_000 and lent(two) >= 1_000)
-        waiting, now_s = two.waiting[POOL], monotonic_s()
-        two.append(
+        quota = one.purse.leases[QUOTA]
+        assert quota.spend(1, now_s=monotonic_s()) is None  # nobody had asked for any
+        await until(lambda: quota.spend(1, now_s=monotonic_s()) is not None)
+        assert sorted(one.owned + two.owned) == sorted([POOL, QUOTA])
+        two.purse.ask(
             POOL,
-            waiting.ask(
-                "r#0",
-                tenant="acme",
-                request_class="chat",
-                rank=0,
-                units=500,
-                work_s=0.1,
-                left_s=30.0,
-                now_s=now_s,
-            ),
+            "r#0",
+            tenant="acme",
+            request_class="chat",
+            rank=0,
+            units=500,
+            work_s=0.1,
+            left_s=30.0,
+            now_s=monotonic_s(),
         )
-        await until(lambda: waiting.granted(monotonic_s()) == ["r#0"])
-        assert waiting.token("r#0")
-        assert waiting.use("r#0", monotonic_s()) is not None
-        assert one.leases[QUOTA].spend(1, now_s=monotonic_s()) is None  # nobody had asked for any
-        await until(lambda: one.leases[QUOTA].spend(1, now_s=monotonic_s()) is not None)
+        await until(lambda: two.purse.waiting[POOL].granted(monotonic_s()) == ["r#0"])
+        assert two.purse.waiting[POOL].token("r#0")
+        [owned] = [each for replica in (one, two) for each in replica.states() if each.owned]
+        assert (owned.book, owned.state, owned.limit_units, owned.in_line) == (POOL, "live", 10_000, 1)
+        assert owned.counted_units >= 500 + 2 * 1_000
+        assert [each.waiting for replica in (one, two) for each in replica.states()] == [0, 1]
+        assert two.purse.use(POOL, "r#0", now_s=monotonic_s()) is not None
+
+
+async def test_a_replica_whose_pools_are_empty_waits_for_no_owner(kafka: KafkaServer, site: str) -> None:
+    async with replica(kafka.bootstrap, site, "alone", wanted_units=0) as alone:
+        await until(alone.answered.is_set)
+        assert alone.states() == []
 
 
 async def test_after_kill_9_of_the_owner_another_lends_on(kafka: KafkaServer, site: str) -> None:
@@ -117,13 +137,14 @@ async def test_after_kill_9_of_the_owner_another_lends_on(kafka: KafkaServer, si
     owner = subprocess.Popen(command, cwd=ROOT, env=environment, preexec_fn=tied_to_this_process(None))
     try:
         async with replica(kafka.bootstrap, site, "survivor") as survivor:
+            survivor.purse.leases[QUOTA].spend(1, now_s=monotonic_s())  # a book is known when somebody has asked for it
             # both of its partitions may move on joining; it is alone with what the child holds when it lacks a book
             await until(lambda: len(survivor.owned) < 2 and _all_claimed(survivor))
             await until(lambda: lent(survivor) >= 1_000)
             owner.send_signal(signal.SIGKILL)
             killed_s = monotonic_s()
             await until(lambda: sorted(survivor.owned) == sorted([POOL, QUOTA]))
-            leases = survivor.leases[POOL]
+            leases = survivor.purse.leases[POOL]
             last = leases._held[-1].n
             await until(lambda: leases._held[-1].n > last and leases._held[-1].rest > 0)
             took_s = monotonic_s() - killed_s
@@ -136,8 +157,8 @@ async def test_after_kill_9_of_the_owner_another_lends_on(kafka: KafkaServer, si
 
 def _all_claimed(survivor: PoolShards) -> bool:
     """Whether every book has an owner and the survivor lacks one of them."""
-    fences = [survivor.owner(book)._fence for book in (POOL, QUOTA)]
-    return all(fence.claim >= 0 for fence in fences) and any(not survivor.owner(book).active for book in (POOL, QUOTA))
+    known = [owner for book in (POOL, QUOTA) if (owner := survivor.owner(book)) is not None]
+    return len(known) == 2 and all(owner._fence.claim >= 0 for owner in known) and not all(o.active for o in known)
 
 
 async def _child(bootstrap: str, site: str) -> None:

@@ -87,3 +87,14 @@ def test_a_site_that_does_not_answer_is_shown_as_another_sees_it() -> None:
     shown = text(seen("a", pool()), silent=("b",))
     assert "no replica answers at b: as a sees it" in shown
     assert any(line.startswith("b ") and "2/2" in line for line in shown.splitlines())
+
+
+def test_a_shared_book_is_told_with_who_owns_it() -> None:
+    owner, other = seen("b", pool("b-0")), seen("c", pool("c-0"))
+    owner.books.add(
+        book="pool m@b", state="live", rest_units=4000, owned=True, limit_units=90_000, counted_units=70_000, in_line=3
+    )
+    other.books.add(book="pool m@c", state="degraded", waiting=2)
+    lines = " ".join(text(owner, other).split())
+    assert "pool m@b at b/0: 4,000 KV tokens to spend, live, 0 wait here; owns it: 70,000 of 90,000 count, 3" in lines
+    assert "pool m@c at c/0: 0 KV tokens to spend, degraded, 2 wait here" in lines

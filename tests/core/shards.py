@@ -136,7 +136,7 @@ class Replica:
 
     def admit(self) -> Credit | None:
         """Admits one request on a quota's credit."""
-        credit = self.leases.spend(1, now_s=self.now_s)
+        credit = self.leases.spend(1, now_s=self.now_s, ahead=self.world.ahead)
         if credit is not None:
             self.world.admitted_s.append(self.world.now_s)
         return credit
@@ -227,8 +227,9 @@ class World:
         limit_units: int = 20,
         rates: tuple[float, ...] = (),
         quota: bool = False,
+        ahead: int = 0,
     ) -> None:
-        self.quota = quota
+        self.quota, self.ahead = quota, ahead
         self.now_s = 0.0
         self.limit_units = limit_units
         self.cluster = CLUSTER

@@ -169,7 +169,7 @@ def test_a_duplicate_of_one_that_waits_waits_with_it_and_its_final_answer_takes_
 def test_one_that_is_taken_back_while_it_waits_gives_its_key_back() -> None:
     b = Town("b", small=1)
     held(b)
-    withdrawn(b.site, ("r1", 0))
+    withdrawn(b.site, ("r1", 0), b.now_s)
     assert len(b.site.duplicates) == 0
     assert not b.decide(keyed("r2", prompt_tokens=7)).decision.duplicate
 

@@ -236,3 +236,12 @@ def test_a_hundred_thousand_events_in_disorder_leave_exactly_nothing() -> None:
     listen(known, 1.0, 62)
     assert len(known) == 0
     assert all(known.load(f"i{k}", 100.0) == Load() for k in range(7))
+
+
+def test_kv_tokens_are_those_of_what_has_not_ended() -> None:
+    ledger = Ledger()
+    for name, tokens in (("d1", 100), ("d2", 20)):
+        ledger.apply(placed(name, "a", request=name, kv_tokens=tokens), partition=0, now_s=1.0)
+    assert ledger.kv_tokens("a") == 120
+    ledger.apply(ended("d1", "a", request="d1"), partition=0, now_s=2.0)
+    assert (ledger.kv_tokens("a"), ledger.kv_tokens("b")) == (20, 0)

@@ -430,3 +430,26 @@ def test_a_reader_that_begins_in_the_middle_takes_what_lies_before_as_read() -> 
     assert read.has_read(holder, 71)
     read.caught_up()
     assert not read.has_read(Holder(replica="new", start="1"), 1)
+
+
+def test_who_comes_later_gets_its_part_of_what_the_first_would_take_whole() -> None:
+    world = World("ab", limit_units=20)
+    world["a"].assigned()
+    world["b"].paused = True
+    for _ in range(71):  # it will ask between two requests of the first
+        world.move(wants=20)
+    assert world["a"].leases.rest(world["a"].now_s) == 20
+    world["b"].paused = False
+    for _ in range(160):
+        world.move(wants=20)
+    assert world["b"].leases.rest(world["b"].now_s) >= 5
+
+
+def test_in_another_log_what_of_the_old_one_was_not_read_is_not_waited_for() -> None:
+    read, holder = Envelopes(), Holder(replica="decide-1", start=placements().start)
+    read.caught_up()
+    read.read(placements(n=1, replica="decide-1"))
+    read.begins_anew()
+    read.read(placements(n=5, replica="decide-1"))  # 2 to 4 went with the old log
+    read.caught_up()
+    assert read.has_read(holder, 5)

@@ -84,16 +84,21 @@ def test_a_refusal_that_comes_after_the_sum_was_told_is_given_back_too() -> None
     assert len(world.admitted_s) > before
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("seed", range(12))
-def test_no_minute_has_more_than_n_through_kills_pauses_cuts_and_takeovers(seed: int) -> None:
-    rng, world = Random(seed), World("abc", limit_units=20, rates=(1.0, 1.01, 0.99), quota=True)
+def test_no_minute_has_more_than_n_and_one_ahead_a_life_through_kills_pauses_cuts_and_takeovers(
+    seed: int, ahead: int
+) -> None:
+    rng, world = Random(seed), World("abc", limit_units=20, rates=(1.0, 1.01, 0.99), quota=True, ahead=ahead)
     world["a"].assigned()
+    begun_s = [0.0, 0.0, 0.0]
     for _ in range(4_000):
         name = rng.choice("abc")
         replica = world[name]
         match rng.randrange(220):
             case 0:
                 world.kill(name, loses=rng.random() < 0.5)
+                begun_s.append(world.now_s)
             case 1 | 2:
                 replica.paused ^= True
             case 3:
@@ -111,4 +116,28 @@ def test_no_minute_has_more_than_n_through_kills_pauses_cuts_and_takeovers(seed:
                 replica.refuse(credit)
         step(world)
     assert world.admitted_s
-    assert most_in_a_minute(world) <= 20
+    for first_s in world.admitted_s:
+        admitted = sum(first_s <= at_s < first_s + 60.0 for at_s in world.admitted_s)
+        lives = 3 + sum(first_s <= at_s < first_s + 60.0 for at_s in begun_s[3:])
+        assert admitted <= 20 + ahead * lives
+
+
+def test_a_quiet_tenant_s_request_is_not_refused_and_is_counted() -> None:
+    world = World("abcdef", limit_units=12, quota=True, ahead=1)
+    world["a"].assigned()
+    world.run(1.0, asks=False)
+    for number in range(30):
+        assert world["abcdef"[number % 6]].admit() is not None
+        run(world, 6.0)  # what was lent has lapsed by the next time
+    assert most_in_a_minute(world) <= 12
+
+
+def test_who_heard_that_the_quota_is_used_up_is_not_ahead_of_it_for_a_minute() -> None:
+    world = World("ab", limit_units=3, quota=True, ahead=1)
+    world["a"].assigned()
+    run(world, 3.0, busy="a", rate_per_s=20.0)
+    spent = len(world.admitted_s)
+    assert 3 <= spent <= 4
+    assert world["b"].admit() is not None  # it has not heard
+    run(world, 30.0, busy="b", rate_per_s=2.0)
+    assert len(world.admitted_s) == spent + 1

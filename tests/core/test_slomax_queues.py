@@ -189,7 +189,7 @@ def test_a_caller_that_leaves_waits_no_longer() -> None:
     ask(b, "first", prompt_tokens=100_000)
     ask(b, "r")
     assert len(b.site.held) == 1
-    withdrawn(b.site, ("r", 0))
+    withdrawn(b.site, ("r", 0), b.now_s)
     b.now_s += 60.0
     assert (len(b.site.held), answers(b)) == (0, [])
 

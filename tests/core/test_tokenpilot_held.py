@@ -153,8 +153,8 @@ def test_who_leaves_is_forgotten() -> None:
     b = Town("b", small=1)
     running = ask(b, "running")
     ask(b, "r1")
-    withdrawn(b.site, ("r1", 0))
-    withdrawn(b.site, ("r1", 0))
+    withdrawn(b.site, ("r1", 0), b.now_s)
+    withdrawn(b.site, ("r1", 0), b.now_s)
     assert len(b.site.held) == 0
     b.hears_outcome(running, "first_token")
     assert names(release(b)) == []
@@ -263,7 +263,7 @@ def test_who_is_held_keeps_its_share_of_the_quota_until_it_goes_or_leaves() -> N
     b = Town("b", small=1, tenant_limits={"acme": 3})
     verdicts = [ask(b, f"r{n}", steps=SCHEDULE).verdict for n in range(6)]
     assert verdicts == ["admit", "queue", "queue", "reject", "reject", "reject"]
-    withdrawn(b.site, ("r1", 0))
+    withdrawn(b.site, ("r1", 0), b.now_s)
     assert ask(b, "r6", steps=SCHEDULE).verdict == "queue"
     assert b.site.quotas.used("acme", now_s=b.now_s) == 3
     b.now_s += 60.0

@@ -10,7 +10,7 @@ import pytest
 from tests.ports import free_port
 from tokenfleet.adapters.engines.discovery import parse_discovery
 from tokenfleet.adapters.policy_file import load_policy
-from tokenfleet.adapters.settings import PROCESSES, load_settings
+from tokenfleet.adapters.settings import PROCESSES, DecideSettings, load_settings, secret_of
 from tokenfleet.core.errors import PolicyError, SetupError
 from tokenfleet.local.configs import Configs, load_config, toml_table, write_configs
 from tokenfleet.local.engine_config import EnginesConfig
@@ -174,3 +174,17 @@ def test_real_engines_that_cannot_be_used_are_refused(tmp_path: Path, text: str,
     path.write_text(text)
     with pytest.raises(PolicyError, match=problem):
         real_fleet(shipped_fleet(), path)
+
+
+def test_all_replicas_share_one_secret_of_the_state_folder_that_nobody_else_may_read(tmp_path: Path) -> None:
+    fleet, layout = shipped()
+
+    def told() -> set[bytes]:
+        configs = write_configs(fleet, layout, state_dir=tmp_path, discovery=None, load=None)
+        files = [{"TOKENFLEET_CONFIG": str(configs.of(place.name))} for place in layout.decides]
+        return {secret_of(load_settings("decide", DecideSettings, each), "shard_secret") for each in files}
+
+    [secret] = told()
+    assert len(secret) == 64
+    assert (tmp_path / "config" / "shard_secret").stat().st_mode & 0o077 == 0
+    assert told() == {secret}

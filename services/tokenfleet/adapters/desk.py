@@ -13,6 +13,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from tokenfleet.adapters.clock import monotonic_s, wall_s
 from tokenfleet.adapters.holding import Holding
 from tokenfleet.adapters.messages import outcome_from_wire, request_from_wire
+from tokenfleet.adapters.pool_shard import BookState
 from tokenfleet.adapters.topics import DECISIONS, OUTCOMES, PLACEMENTS, Topic, partition_of
 from tokenfleet.core.asked import Decided, Ids, Steps
 from tokenfleet.core.decision import Decision, Request
@@ -73,7 +74,13 @@ class Desk:
         self._decisions = 0
         self._envelopes = 0
         self._unwritten = _Unwritten()
+        self.books: Callable[[], Sequence[BookState]] = list  # the shared books, where there are any
         self.holding = Holding(site, next_ids=self._next_ids, settle=self._settle, write=self._write)
+
+    @property
+    def envelopes(self) -> int:
+        """The number of the last placements envelope."""
+        return self._envelopes
 
     def decide(
         self, message: decision_pb2.Request, steps: Steps, *, dry_run: bool, left_s: float | None = None

@@ -179,7 +179,7 @@ class Holding:
         """A caller has its answer or has left."""
         held.callers.remove(answer)
         if not held.callers and held.queue.id in self._by_decision:
-            withdrawn(self._site, held.call)
+            withdrawn(self._site, held.call, monotonic_s())
             self._forget(held)
 
     def _forget(self, held: HeldCall) -> None:

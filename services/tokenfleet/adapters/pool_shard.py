@@ -8,10 +8,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from msgspec import Struct
-from prometheus_client import Counter, Gauge
+from prometheus_client import Counter, Enum, Gauge
 
 from tokenfleet.adapters.clock import monotonic_s
 from tokenfleet.adapters.kafka import Kafka
@@ -19,42 +19,80 @@ from tokenfleet.adapters.kafka_link import KafkaAwayError
 from tokenfleet.adapters.kafka_reading import END, Record, ago
 from tokenfleet.adapters.running import watched
 from tokenfleet.adapters.topics import TICKETS, partition_of
+from tokenfleet.core.errors import BadRecordError
 from tokenfleet.core.shard.entries import Entries
-from tokenfleet.core.shard.leases import Leases
 from tokenfleet.core.shard.owner import Owner
-from tokenfleet.core.shard.records import At, Holder
+from tokenfleet.core.shard.purse import Purse
+from tokenfleet.core.shard.records import At, Holder, ShardClaim
 from tokenfleet.core.shard.records import Record as TicketsRecord
-from tokenfleet.core.shard.terms import READ_BACK_S, SILENT_HOLD_S
-from tokenfleet.core.shard.waiting import Waiting
+from tokenfleet.core.shard.terms import READ_BACK_S
 
-PERIOD_S: Final = 0.05  # the longest time between two turns; a record makes one at once
+PERIOD_S: Final = 0.04  # how long a turn waits for a record after GAP_S
+GAP_S: Final = 0.01  # between two turns: what is read meanwhile is answered together
 SEND_TIMEOUT_S: Final = 1.0  # what was not confirmed is written again by its writer's own rules
+SWEEP_EVERY_S: Final = 1.0
 OUTBOX_MAX: Final = 10_000  # records that wait for a broker; more are dropped, and written again likewise
 
 OWNED = Gauge("tokenfleet_shard_books_owned", "Books (pools, quotas) that this replica owns", ["site"])
+REST = Gauge("tokenfleet_shard_lease_units", "Units of a pool's book that this replica may spend", ["book"])
+STATE = Enum(
+    "tokenfleet_shard_state", "Whether an owner's word is in force", ["book"], states=["live", "degraded", "closed"]
+)
+IN_LINE = Gauge("tokenfleet_shard_line_tickets", "Requests in line at a pool's book that this replica owns", ["book"])
+COUNTED = Gauge(
+    "tokenfleet_shard_counted_units", "Units that count against a pool's book that this replica owns", ["book"]
+)
 DROPPED = Counter("tokenfleet_shard_records_dropped_total", "Records for `tickets` that Kafka didn't confirm", ["site"])
 
 logger = logging.getLogger(__name__)
 
 
-class Terms(Struct, frozen=True, kw_only=True):
-    """One book: how many units there are (⌊ceiling × capacity⌋, or requests a minute), and what placements tell of it.
+class BookState(Struct, frozen=True, kw_only=True):
+    """A replica's part of a book: what it may spend and how many requests wait here; of one that it owns, what counts
+    of its limit and how many tickets of all replicas are in line."""
 
-    `hold_s` is how long the rest of a silent holder counts. `quota`: nobody waits for it, and what is spent of it
-    without an owner does not come back.
-    """
+    book: str
+    state: str
+    rest_units: int
+    waiting: int
+    owned: bool
+    limit_units: int
+    counted_units: int
+    in_line: int
 
-    limit_units: Callable[[], int]
-    entries: Entries
-    hold_s: float = SILENT_HOLD_S
-    quota: bool = False
+    def words(self) -> str:
+        """The same in words."""
+        said = f"{self.book}: {self.rest_units:,} units, {self.state}, {self.waiting} wait"
+        if not self.owned:
+            return said
+        return f"{said}; owned: {self.counted_units:,} of {self.limit_units:,} units count, {self.in_line} in line"
+
+
+class Books(Protocol):
+    """What a site's books are; see core.site_books."""
+
+    def look(self, now_s: float) -> None:
+        """Takes in the tables of now."""
+        ...
+
+    def limit_units(self, book: str) -> int:
+        """What the book holds in all."""
+        ...
+
+    def wanted(self) -> dict[str, int]:
+        """The books that a replica asks for although nobody asked it, and for how much."""
+        ...
+
+    def entries(self, book: str) -> tuple[Entries, float]:
+        """What tells of credit of the book that was spent, and for how long a silent holder's rest counts."""
+        ...
 
 
 class PoolShards:
-    """The books of one site in one replica. `run` until cancelled; `leases` and `waiting` are what decisions use.
+    """The books of one site in one replica: its `purse`, which decisions spend, and the books that it owns.
 
-    `envelopes` is the number of the replica's last placements envelope, `live` whether placements are read at their
-    end. `wants` is how many units of a book to ask for, beside what was lately asked of it.
+    `run` until cancelled. `envelopes` is the number of the replica's last placements envelope, `live` whether
+    placements are read at their end, `runs` whether a decision's placement still counts.
     """
 
     def __init__(
@@ -62,26 +100,27 @@ class PoolShards:
         kafka: Kafka,
         site: str,
         me: Holder,
-        books: dict[str, Terms],
+        books: Books,
         *,
         secret: bytes,
         envelopes: Callable[[], int],
         live: Callable[[], bool],
-        wants: Callable[[str], int] = lambda _: 0,
+        runs: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self.site, self.me = site, me
-        self._kafka, self._envelopes, self._live, self._wants, self._books = kafka, envelopes, live, wants, books
-        self.leases = {name: Leases(name, me, once=terms.quota) for name, terms in books.items()}
-        self.waiting = {name: Waiting(name, me) for name, terms in books.items() if not terms.quota}
-        self._owners = {
-            name: Owner(name, me, assignment=0, secret=secret, entries=terms.entries, hold_s=terms.hold_s)
-            for name, terms in books.items()
-        }
-        self._by_partition: dict[int, list[str]] = {}
+        self.purse = Purse(me, lambda book, record: self._put(self._partition(book), (record,)))
+        self._kafka, self._books, self._secret = kafka, books, secret
+        self._envelopes, self._live, self._runs = envelopes, live, runs
+        self._owners: dict[str, Owner] = {}  # of all books that the log names
+        self._last_claims: dict[int, tuple[ShardClaim, At]] = {}
+        self._partitions = 1
         self._owned: frozenset[int] = frozenset()
         self._assignments = 0
         self._outboxes: dict[int, _Outbox] = {}
+        self._swept_s = 0.0
+        self.told: list[BookState] = []  # `states` of a second ago, for other threads
         self._wake = asyncio.Event()
+        self.answered = asyncio.Event()  # an owner has answered for each book that is wanted
         self._follower = kafka.follower(TICKETS, site, self._read, start=ago(READ_BACK_S))
         self._worker = kafka.shared_worker(
             TICKETS,
@@ -99,19 +138,14 @@ class PoolShards:
         """The books whose owner this replica is, by the log."""
         return [name for name in self._names(self._owned) if self._owners[name].active]
 
-    def owner(self, book: str) -> Owner:
-        """The book as this replica knows it; it speaks only while active."""
-        return self._owners[book]
-
-    def append(self, book: str, *records: TicketsRecord) -> None:
-        """Write records of a book, in order; called with what `leases` and `waiting` return."""
-        self._put(self._partition(book), records)
+    def owner(self, book: str) -> Owner | None:
+        """The book as this replica knows it, None before the log names it; it speaks only while active."""
+        return self._owners.get(book)
 
     async def run(self) -> None:
         """Follow, own what is assigned, ask and answer."""
-        count = await self._kafka.partitions(TICKETS, self.site)
-        self._by_partition = {p: [name for name in self._books if partition_of(name, count) == p] for p in range(count)}
-        self._outboxes = {p: _Outbox() for p in range(count)}
+        self._partitions = await self._kafka.partitions(TICKETS, self.site)
+        self._outboxes = {partition: _Outbox() for partition in range(self._partitions)}
         async with asyncio.TaskGroup() as tasks:
             watched(tasks, self._follower.run(), name=f"follow {self._follower.name}")
             await self._follower.until_caught_up()
@@ -120,6 +154,7 @@ class PoolShards:
                 watched(tasks, self._send(partition, outbox), name=f"send to {self._follower.name}[{partition}]")
             while True:
                 self._turn()
+                await asyncio.sleep(GAP_S)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(PERIOD_S):
                         await self._wake.wait()
@@ -128,28 +163,55 @@ class PoolShards:
     def _read(self, record: Record[Any]) -> None:
         at, now_s = At(cluster=record.cluster, offset=record.offset), record.read_at_s
         message: TicketsRecord = record.message
-        book: str | None = getattr(message, "book", None)
-        for name in self._by_partition.get(record.partition, ()):
-            if book is None or book == name:
-                self._owners[name].read(message, at, now_s=now_s, live=record.live)
-                self.leases[name].read(message, at, now_s=now_s)
-                if name in self.waiting:
-                    self.waiting[name].read(message, at, now_s=now_s)
+        if isinstance(message, ShardClaim):
+            self._last_claims[record.partition] = message, at
+            names = self._names((record.partition,))
+        else:
+            names = [message.book]
+            self._known(message.book, record.partition, now_s)
+        for name in names:
+            self._owners[name].read(message, at, now_s=now_s, live=record.live)
+            self.purse.read(message, at, name, now_s=now_s)
         self._wake.set()
+
+    def _known(self, book: str, partition: int, now_s: float) -> Owner:
+        """The owner of a book: from its first record on we are ready to be it, under the last claim before."""
+        if (owner := self._owners.get(book)) is None:
+            entries, hold_s = self._books.entries(book)
+            owner = self._owners[book] = Owner(
+                book, self.me, assignment=self._assignments, secret=self._secret, entries=entries, hold_s=hold_s
+            )
+            if (last := self._last_claims.get(partition)) is not None:
+                owner.read(*last, now_s=now_s, live=False)
+            owner.claim(now_s)  # what was claimed for the others is on its way for it too
+        return owner
 
     def _turn(self) -> None:
         now_s = monotonic_s()
         live = self._follower.caught_up and self._live()
+        self._books.look(now_s)
         for partition in self._owned:
             self._own(partition, now_s, live=live)
         if self._follower.caught_up:  # else an answer could lie in what is still to be read
-            for name, leases in self.leases.items():
-                wants = max(self._wants(name), 2 * leases.asked)
-                if leases.due(now_s) and (wants or not leases.idle):
-                    self.append(name, leases.request(now_s, wants=wants, envelopes=self._envelopes()))
-            for name, waiting in self.waiting.items():
-                self.append(name, *waiting.turn(now_s))
-        OWNED.labels(self.site).set(len(self.owned))
+            self._ask(now_s)
+            for name, waiting in self.purse.waiting.items():
+                self._put(self._partition(name), waiting.turn(now_s))
+        if now_s - self._swept_s >= SWEEP_EVERY_S:
+            self._swept_s = now_s
+            self.purse.sweep(self._runs)
+            self._show()
+
+    def _ask(self, now_s: float) -> None:
+        wanted = self._books.wanted()
+        for name in wanted:
+            self.purse.follow(name)
+        for name, leases in self.purse.leases.items():
+            wants = max(wanted.get(name, 0), 2 * leases.asked)
+            if leases.due(now_s) and (wants or not leases.idle):
+                request = leases.request(now_s, wants=wants, envelopes=self._envelopes())
+                self._put(self._partition(name), (request,))
+        if all(self.purse.leases[name].answered for name in wanted):
+            self.answered.set()
 
     def _own(self, partition: int, now_s: float, *, live: bool) -> None:
         names = self._names((partition,))
@@ -157,12 +219,13 @@ class PoolShards:
             self._claim(partition, now_s)
         for name in names:
             owner = self._owners[name]
-            owner.limit_units = self._books[name].limit_units()
+            owner.limit_units = self._books.limit_units(name)
             self._put(partition, owner.turn(now_s, live=live))
 
     def _claim(self, partition: int, now_s: float) -> None:
-        claims = {self._owners[name].claim(now_s) for name in self._names((partition,))}
-        self._put(partition, claims)
+        for name in self._names((partition,)):
+            self._owners[name].claim(now_s)
+        self._put(partition, (ShardClaim(owner=self.me, assignment=self._assignments),))
 
     async def _assigned(self, partitions: Sequence[int]) -> None:
         self._assignments += 1
@@ -178,10 +241,40 @@ class PoolShards:
         self._owned -= frozenset(partitions)
 
     def _names(self, partitions: Iterable[int]) -> list[str]:
-        return [name for partition in partitions for name in self._by_partition.get(partition, ())]
+        """The books that lie there, of those that the log names."""
+        wanted = frozenset(partitions)
+        return [name for name in self._owners if self._partition(name) in wanted]
 
     def _partition(self, book: str) -> int:
-        return partition_of(book, max(1, len(self._by_partition)))
+        return partition_of(book, self._partitions)
+
+    def states(self) -> list[BookState]:
+        """This replica's part of each pool's book."""
+        now_s, found = monotonic_s(), list[BookState]()
+        for name in self._books.wanted():
+            owner = self._owners.get(name)
+            owned = owner is not None and owner.active
+            told = BookState(
+                book=name,
+                state=self.purse.state(name, now_s),
+                rest_units=self.purse.rest(name, now_s),
+                waiting=len(self.purse.waiting.get(name, ())),
+                owned=owned,
+                limit_units=owner.limit_units if owner is not None and owned else 0,
+                counted_units=owner.total_units() if owner is not None and owned else 0,
+                in_line=len(owner.line) if owner is not None and owned else 0,
+            )
+            found.append(told)
+        return found
+
+    def _show(self) -> None:
+        OWNED.labels(self.site).set(len(self.owned))
+        self.told = self.states()
+        for each in self.told:
+            REST.labels(each.book).set(each.rest_units)
+            STATE.labels(each.book).state(each.state)
+            IN_LINE.labels(each.book).set(each.in_line)
+            COUNTED.labels(each.book).set(each.counted_units)
 
     def _put(self, partition: int, records: Iterable[TicketsRecord]) -> None:
         if (outbox := self._outboxes.get(partition)) is not None:
@@ -193,7 +286,7 @@ class PoolShards:
             batch = await outbox.take()
             try:
                 await self._kafka.send(TICKETS, self.site, batch, partition=partition, timeout_s=SEND_TIMEOUT_S)
-            except KafkaAwayError as error:
+            except (KafkaAwayError, BadRecordError) as error:
                 DROPPED.labels(self.site).inc(len(batch))
                 logger.warning("%s: %d records for tickets were not confirmed: %s", self.site, len(batch), error)
 

@@ -149,7 +149,7 @@ class FleetMindService(scheduler_pb2_grpc.FleetMindServicer):
         self, request: scheduler_pb2.SitesRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> scheduler_pb2.SitesResponse:
         site, now_s = self._desk.site, monotonic_s()
-        return scheduler_pb2.SitesResponse(
+        response = scheduler_pb2.SitesResponse(
             site=site.name,
             replica=site.replica,
             sites=[_site(site, name, now_s) for name in sorted(site.policy.sites)],
@@ -157,9 +157,17 @@ class FleetMindService(scheduler_pb2_grpc.FleetMindServicer):
             calibration_revision=site.calibration_revision,
             tables=site.versions(),
             held=len(self._desk.holding),
-            holds_none=site.held.off(site.policy.tokenpilot, now_s),
+            holds_none=self._holds_none(now_s),
             rule=site.policy.tokenpilot.rule,
         )
+        for each in self._desk.books():
+            to_wire(each, response.books.add())
+        return response
+
+    def _holds_none(self, now_s: float) -> str:
+        if self._desk.books():
+            return "the owner of the pool's book orders what waits"
+        return self._desk.site.held.off(self._desk.site.policy.tokenpilot, now_s)
 
 
 class OutcomesService(outcomes_pb2_grpc.OutcomesServicer):

@@ -57,13 +57,19 @@ class CapacitySettings(Common, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class DecideSettings(Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`site` is the datacenter answered for; `listen` HOST:PORT of gRPC; `replica` is unique within the site."""
+    """`site` is the datacenter answered for; `listen` HOST:PORT of gRPC; `replica` is unique within the site.
+
+    `shard_secret_file` (else `shard_secret`) holds the key that signs the tokens of waiting requests, one for all
+    replicas of a site; needed where the policy has slomax.shard on.
+    """
 
     site: str = ""
     replica: str = "0"
     listen: str = "127.0.0.1:7500"
     reflection: bool = True
     spool_max_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
+    shard_secret_file: str = ""
+    shard_secret: str = ""
 
 
 class GoodputSettings(Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -102,6 +108,24 @@ def load_settings(process: str, kind: type[S], environ: Mapping[str, str] | None
     except msgspec.ValidationError as error:
         where = f"{PREFIX}* or {path}" if path else f"{PREFIX}*"
         raise SetupError(f"settings of {process}: {_words(error)} (set in {where})") from error
+
+
+def secret_of(settings: Common, name: str) -> bytes:
+    """The secret `name` of `settings`: the content of the file that NAME_file names, else the text NAME; may be empty.
+
+    Raises SetupError for a file that can't be read or is empty.
+    """
+    path: str = getattr(settings, f"{name}_file")
+    if not path:
+        return cast(str, getattr(settings, name)).encode()
+    variable = f"{PREFIX}{name.upper()}_FILE"
+    try:
+        secret = Path(path).read_bytes().strip()
+    except OSError as error:
+        raise SetupError(f"{variable}: {path}: {error.strerror}") from error
+    if not secret:
+        raise SetupError(f"{variable}: {path} is empty")
+    return secret
 
 
 def environment_of_child(config: Path, **further: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ def sites_table(seen: Sequence[scheduler_pb2.SitesResponse], *, silent: Sequence
     """
     table = Table(
         title=_title(seen),
-        caption="\n".join([*_holding(seen), *_silence(seen, silent)]) or None,
+        caption="\n".join([*_holding(seen), *_books(seen), *_silence(seen, silent)]) or None,
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
@@ -53,6 +53,18 @@ def _holding(seen: Sequence[scheduler_pb2.SitesResponse]) -> list[str]:
             said = f"nothing is held: {each.holds_none}" if each.holds_none else f"{each.held} requests held"
             words.setdefault(said, []).append(f"{each.site}/{each.replica}")
     return [f"late binding at {', '.join(replicas)}: {said}" for said, replicas in words.items()]
+
+
+def _books(seen: Sequence[scheduler_pb2.SitesResponse]) -> list[str]:
+    """Each replica's part of the books that its site shares."""
+    words: list[str] = []
+    for each in seen:
+        for book in each.books:
+            said = f"{book.rest_units:,} KV tokens to spend, {book.state}, {book.waiting} wait here"
+            if book.owned:
+                said += f"; owns it: {book.counted_units:,} of {book.limit_units:,} count, {book.in_line} in line"
+            words.append(f"{book.book} at {each.site}/{each.replica}: {said}")
+    return words
 
 
 def _silence(seen: Sequence[scheduler_pb2.SitesResponse], silent: Sequence[str]) -> list[str]:

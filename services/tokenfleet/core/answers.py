@@ -123,12 +123,12 @@ def stays(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | None
     return Decided(decision=decision)
 
 
-def waits(here: Decided) -> Decided:
+def waits(here: Decided, why: str = "") -> Decided:
     """Held at its gateway: where it would go now, and what it waits for there."""
     decision = here.decision
-    wait = ms(decision.candidates[0].wait_s)
-    sentence = f"held: {decision.target} is the cheapest and has {wait} of work before it"
-    return Decided(decision=replace(decision, verdict="queue", target="", address="", sentence=sentence))
+    why = why or f"{decision.target} is the cheapest and has {ms(decision.candidates[0].wait_s)} of work before it"
+    waiting = replace(decision, verdict="queue", reason="", target="", address="", detail="", sentence=f"held: {why}")
+    return Decided(decision=waiting)
 
 
 def routed(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | None) -> Decided:
@@ -206,7 +206,7 @@ def _placement(site: Site, asked: Asked, routing: Routing) -> PlacementEvent:
         request_class=asked.classified.request_class,
         work_s=chosen.work_s,
         uncached_tokens=chosen.uncached_tokens,
-        kv_tokens=request.prompt_tokens + round(asked.output_q90),
+        kv_tokens=asked.kv_tokens,
         replica=site.replica,
         tenant=request.tenant,
         predicted_ttft_s=routing.predicted_ttft_s,

@@ -13,6 +13,7 @@ from tokenfleet.core.policy import Model, Policy
 from tokenfleet.core.pool import PoolView
 from tokenfleet.core.predict.output import OutputTable
 from tokenfleet.core.records import OutcomeEvent, PlacementEvent
+from tokenfleet.core.shard.records import Grant
 from tokenfleet.core.slomax.classify import Classification
 from tokenfleet.core.slomax.quota import Charge
 
@@ -61,7 +62,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     """A held request's turn: `ahead_s` is held work that goes first, by slot of its pool, `held_s` all that is held,
     per instance. `overdue`: it can wait no longer, and goes whatever the backlog. Where classes
     share the pool, `allowed` are the instances that may take it (None: all) and `pace_s` is added to the cost of each;
-    `late`: it can't meet its service level any more and is refused.
+    `late`: it can't meet its service level any more and is refused. `granted` is the credit that its ticket brought.
     """
 
     ahead_s: Floats | None = None
@@ -70,6 +71,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     allowed: Flags | None = None
     pace_s: Floats | None = None
     late: bool = False
+    granted: Grant | None = None
 
 
 class Decided(Struct, frozen=True, kw_only=True):
@@ -99,6 +101,13 @@ class Asked(Struct, frozen=True, kw_only=True):
     now_s: float
     rng: Random
     turn: Turn | None = None
+
+    @property
+    def kv_tokens(self) -> int:
+        """What the request is counted for until it ends: what it was granted, else prompt and cautious output."""
+        if self.turn is not None and self.turn.granted is not None:
+            return self.turn.granted.units
+        return self.request.prompt_tokens + round(self.output_q90)
 
 
 def estimated(request: Request, model: Model, outputs: OutputTable) -> tuple[Request, float, float]:

@@ -85,6 +85,11 @@ class Ledger:
         known = self._instances.get(instance)
         return known.standing(believed_after_s=believed_after_s) if known else Standing(load=Load())
 
+    def kv_tokens(self, instance: str) -> int:
+        """What the entries of `instance` are counted for in KV until they end."""
+        known = self._instances.get(instance)
+        return known.kv_tokens() if known else 0
+
     def placements(self, instance: str) -> InstancePlacements:
         """The entries of one instance, to be read only."""
         return self._instances.get(instance, NOTHING_PLACED)

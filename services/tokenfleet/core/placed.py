@@ -40,10 +40,11 @@ class InstancePlacements:
         self._sums: _Sums | None = None
         self._there: _There | None = None
         self._tenants: dict[str, int] | None = None
+        self._kv_tokens: int | None = None
 
     def put(self, placed: Placed) -> None:
         self._placed[placed.entry.decision] = placed
-        self._sums = self._tenants = None
+        self._sums = self._tenants = self._kv_tokens = None
         self._heard_of(placed.earliest_s)
 
     def placed_at(self, decision: str, placed_at_s: float) -> None:
@@ -60,7 +61,7 @@ class InstancePlacements:
     def remove(self, decision: str, now_s: float) -> None:
         placed = self._placed.pop(decision)
         self._leave_queue(placed, now_s)
-        self._tenants = None
+        self._tenants = self._kv_tokens = None
         self._ended.append((placed.earliest_s, now_s))
 
     def was_there(self, placed: Placed, now_s: float) -> None:
@@ -79,6 +80,12 @@ class InstancePlacements:
         if self._tenants is None:
             self._tenants = Counter(placed.entry.tenant for placed in self._placed.values())
         return self._tenants
+
+    def kv_tokens(self) -> int:
+        """What all of them are counted for in KV."""
+        if self._kv_tokens is None:
+            self._kv_tokens = sum(placed.entry.kv_tokens for placed in self._placed.values())
+        return self._kv_tokens
 
     def placed_since(self, since_s: float) -> int:
         return sum(placed.placed_at_s > since_s for placed in self._placed.values())

@@ -22,6 +22,7 @@ from tokenfleet.core.slomax.terms import (
     PacingPolicy,
     ReservePolicy,
     RetryPolicy,
+    ShardPolicy,
     share_problems,
 )
 
@@ -223,6 +224,7 @@ class SloMaxPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     reserve: ReservePolicy = ReservePolicy()
     controller: ControllerPolicy = ControllerPolicy()
     retry: RetryPolicy = RetryPolicy()
+    shard: ShardPolicy = ShardPolicy()
 
 
 class FleetMindPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -379,4 +381,8 @@ def _dangling(policy: Policy) -> list[str]:
         problems.append(f"shadows: {len(policy.shadows)} of them, at most {SHADOWS_MAX} are asked")
     if policy.default_tenant and policy.default_tenant not in policy.tenants:
         problems.append(f"default_tenant: no tenant {policy.default_tenant!r}")
+    if policy.slomax.shard.enabled and policy.slomax.pacing.enabled:
+        problems.append(
+            "slomax.shard: with slomax.pacing on each replica has queues of its own; one queue or the other"
+        )
     return problems + share_problems(policy.slomax.controller, policy.classes)

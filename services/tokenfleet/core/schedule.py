@@ -7,14 +7,23 @@ quota, the send that FleetMind remembers. What must be placed and recorded comes
 from collections.abc import Callable, Iterator
 from functools import partial
 
-import numpy as np
 from msgspec.structs import replace
 
 from tokenfleet.core.answers import elsewhere, refused_for, routed, ruled_out, stays, waits
 from tokenfleet.core.asked import Asked, Decided, Ids, Steps, Turn, chance_of, estimated
-from tokenfleet.core.columns import SECONDS_MAX
+from tokenfleet.core.credit import (
+    book_of,
+    give_back,
+    gone,
+    granted_turns,
+    has_credit,
+    has_ticket,
+    lent_out,
+    lines_up_at_home,
+    on_credit,
+)
 from tokenfleet.core.decision import Candidate, Decision, Reason, Request
-from tokenfleet.core.errors import BadRequestError
+from tokenfleet.core.errors import BadRequestError, TableNotReadyError
 from tokenfleet.core.fleetmind.dispatch import Dispatch, dispatch
 from tokenfleet.core.fleetmind.residency import residency_refusal
 from tokenfleet.core.policy import Policy
@@ -25,11 +34,10 @@ from tokenfleet.core.slomax.classify import classify
 from tokenfleet.core.slomax.quota import Charge, tenant_entry
 from tokenfleet.core.slomax.retry import retry_after_s
 from tokenfleet.core.summary import pool_summaries
-from tokenfleet.core.tokenpilot.cost import dense_work_s
-from tokenfleet.core.tokenpilot.held import Call, Waiting
+from tokenfleet.core.tokenpilot.held import Call, Waiting, waiting_of
 from tokenfleet.core.view import PeerView
 
-Released = Decided | BadRequestError
+Released = Decided | BadRequestError | TableNotReadyError
 """What comes of a held request: its final answer, or why there can be none any more."""
 
 
@@ -54,6 +62,9 @@ def released(site: Site, model: str, now_s: float, next_ids: Callable[[], Ids]) 
     if model not in site.held.models():
         return
     policy = site.policy_of(model)
+    if book_of(site, policy, site.pool(model, now_s, policy=policy)) is not None:
+        yield from _granted(site, model, now_s, next_ids)
+        return
     paces = policy.slomax.pacing.enabled and policy.products.slomax
     if paces:
         queues = site.queues(model)
@@ -66,21 +77,40 @@ def released(site: Site, model: str, now_s: float, next_ids: Callable[[], Ids]) 
         if isinstance(answer, Decided) and answer.decision.verdict == "queue":
             continue
         site.take(waiting.call)
+        gone(site, waiting, now_s)
         if paces and isinstance(answer, Decided) and answer.placement is not None:
             site.queues(model).went(waiting, answer.decision.id, site.pool(model, now_s, policy=policy), policy)
         yield waiting, answer
 
 
+def _granted(site: Site, model: str, now_s: float, next_ids: Callable[[], Ids]) -> Iterator[tuple[Waiting, Released]]:
+    """`released` for a pool whose book rules: its owner has one line for all replicas."""
+    for waiting, turn in granted_turns(site, model, now_s):
+        answer = _in_turn(site, waiting, turn, next_ids(), now_s)
+        if isinstance(answer, Decided) and answer.decision.verdict == "queue":
+            continue
+        placed = isinstance(answer, Decided) and answer.placement is not None
+        gone(site, waiting, now_s, placed=placed)
+        site.take(waiting.call)
+        yield waiting, answer
+
+
 def let_go(site: Site, call: Call, ids: Ids, *, now_s: float) -> Released | None:
     """The final answer to a held request at once, whatever the backlog; None if it is not held."""
-    waiting = site.take(call)
-    return None if waiting is None else _in_turn(site, waiting, Turn(overdue=True), ids, now_s)
+    if (waiting := site.take(call)) is None:
+        return None
+    if has_ticket(site, waiting):
+        give_back(site, waiting.charge, now_s)
+        site.duplicates.given_up(waiting.request)
+        return TableNotReadyError("this replica holds nothing any more; another goes on where the request stands")
+    return _in_turn(site, waiting, Turn(overdue=True), ids, now_s)
 
 
-def withdrawn(site: Site, call: Call) -> None:
+def withdrawn(site: Site, call: Call, now_s: float) -> None:
     """Nobody waits for the held request any more: what it took is given back."""
     if (waiting := site.take(call)) is not None:
-        site.quotas.refund(waiting.charge)
+        gone(site, waiting, now_s)
+        give_back(site, waiting.charge, now_s)
         site.duplicates.given_up(waiting.request)
 
 
@@ -92,7 +122,7 @@ def _in_turn(site: Site, waiting: Waiting, turn: Turn, ids: Ids, now_s: float) -
     try:
         asked = _asked(site, request, waiting.steps, ids, now_s, turn=turn, kept=waiting.charge)
     except BadRequestError as error:
-        site.quotas.refund(waiting.charge)
+        give_back(site, waiting.charge, now_s)
         site.duplicates.given_up(waiting.request)
         return error
     return _decided(site, asked)
@@ -105,8 +135,8 @@ def _decided(site: Site, asked: Asked) -> Decided:
     if request.idempotency_key and not request.dry_run and not duplicate:
         site.duplicates.answered(request, decided.decision, asked.policy, now_s=asked.now_s)
     if request.dry_run or duplicate or verdict in ("reject", "defer"):
-        site.quotas.refund(asked.charge)
-    elif verdict != "queue" and asked.charge.bucket is not None:
+        give_back(site, asked.charge, asked.now_s)
+    elif verdict != "queue" and (asked.charge.bucket is not None or asked.charge.credits):
         site.repeats.charged(request)
     return decided
 
@@ -181,22 +211,27 @@ def _answer(site: Site, asked: Asked) -> Decided:
     sent: Dispatch | None = None
     if asked.steps.dispatch and asked.request.hop == 0:
         sent = _dispatched(site, asked, without=())
-        if sent.reason:
+        if sent.reason and not lines_up_at_home(site, asked, sent):
             return refused_for(site, asked, sent.reason, sent.sentence, dispatch=sent, retry_after_s=sent.retry_after_s)
-        if sent.site != site.name:
+        if sent.site and sent.site != site.name:
             return elsewhere(site, asked, sent)
     ruling: Ruling | None = None
     if asked.steps.admission:
         ruling = _ruled(site, asked)
         if ruling.verdict != "admit":
             return _second_choice(site, asked, ruling.reason) or ruled_out(site, asked, ruling, sent)
+    book = book_of(site, asked.policy, asked.pool)
     if not asked.steps.routing:
-        return stays(site, asked, ruling, sent)
+        if book is None or ruling is None or has_credit(asked, book):
+            return stays(site, asked, ruling, sent)
+        return _second_choice(site, asked, "all_busy") or lent_out(site, asked, ruling, sent, book)
     if _paces(asked):
         return _paced(site, asked, ruling, sent)
     here = routed(site, asked, ruling, sent)
     wary = ruling is not None and ruling.waits
-    if here.placement is not None and _waits(site, asked, here.decision.candidates[0], wary=wary):
+    if book is not None and (here.placement is not None or here.decision.reason == "all_busy"):
+        here = on_credit(site, asked, ruling, sent, book, here)
+    elif here.placement is not None and _waits(site, asked, here.decision.candidates[0], wary=wary):
         return waits(here)
     return _second_choice(site, asked, here.decision.reason) or here
 
@@ -212,7 +247,7 @@ def _paced(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | Non
     """Where a request goes whose turn it is; else it waits in its class's queue, with where it would go now."""
     turn, waiting, queues = asked.turn, None, site.queues(asked.request.model)
     if turn is None:
-        waiting = _waiting(asked)
+        waiting = waiting_of(asked)
         wary = ruling is not None and ruling.waits
         turn = None if wary else queues.at_once(waiting, asked.pool, asked.policy, asked.now_s)
         if turn is None:
@@ -235,25 +270,6 @@ def _paced(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | Non
     return here
 
 
-def _waiting(asked: Asked) -> Waiting:
-    """The request as it waits, from now on."""
-    request, pool = asked.request, asked.pool
-    hits = np.zeros(len(pool)) if pool.columns.hits is None else pool.columns.hits
-    work_s = dense_work_s(np.array([[float(request.prompt_tokens)]]), hits[None, :], pool)
-    return Waiting(
-        request=request,
-        steps=asked.steps,
-        request_class=asked.classified.request_class,
-        charge=asked.charge,
-        since_s=asked.now_s,
-        work_s=float(work_s.min(initial=SECONDS_MAX)),
-        output_tokens=asked.output_q50,
-        hits=hits,
-        labels=pool.columns.labels,
-        looked_s=asked.now_s,
-    )
-
-
 def _waits(site: Site, asked: Asked, chosen: Candidate, *, wary: bool) -> bool:
     """Whether the request is held, now or still: its gateway can, its instance is not open, another goes first, or
     SLOMax is `wary` of it."""
@@ -267,7 +283,7 @@ def _waits(site: Site, asked: Asked, chosen: Candidate, *, wary: bool) -> bool:
         or site.held.off(asked.policy.tokenpilot, asked.now_s)
     ):
         return False
-    waiting = _waiting(asked)
+    waiting = waiting_of(asked)
     first = site.held.goes_first(request, waiting.work_s, asked.now_s, terms)
     if (first and is_open and not wary) or len(site.held) >= terms.held_max:
         return False

@@ -42,6 +42,8 @@ from tokenfleet.core.records import (
 )
 from tokenfleet.core.repeats import Repeats
 from tokenfleet.core.revisions import CanaryReport, PolicyRecord, PolicyRevision, Trial, check_covers, trial_of
+from tokenfleet.core.shard.envelopes import Envelopes
+from tokenfleet.core.shard.purse import Purse
 from tokenfleet.core.slomax.gates import Gates
 from tokenfleet.core.slomax.iterations import Iterations
 from tokenfleet.core.slomax.queues import Queues
@@ -98,6 +100,8 @@ class Site:
         self.outputs = OutputTable()
         self.repeats = Repeats()
         self.gates = Gates(policy)
+        self.envelopes = Envelopes()
+        self.purse: Purse | None = None
         self.calibration_revision = 0
         self._calibrations: dict[str, PoolCalibration] = {}
         self.held = Held()
@@ -131,6 +135,7 @@ class Site:
                     for event in fact.events:
                         self.gates.told(event)
                 self.ledger.hear(fact, partition=how.partition, now_s=how.now_s)
+                self.envelopes.read(fact)
             case SiteSummary():
                 self.peers.heard_summary(fact, offset=how.offset, now_s=how.now_s, live=how.live)
             case SketchChunk():
@@ -200,6 +205,11 @@ class Site:
             queues.take(call)
         return waiting
 
+    def shares(self, purse: Purse) -> None:
+        """From now on pools and quotas are spent from `purse`, where the policy wants books."""
+        self.purse = self.quotas.purse = purse
+        purse.enabled = self.policy.slomax.shard.enabled
+
     def hits(self, request: Request) -> Floats:
         """Cached tokens of the request's prompt on each instance, in the order of their names."""
         return self._pools.hits(request)
@@ -218,6 +228,8 @@ class Site:
         self.retries.follow(policy)
         self.duplicates.follow(policy)
         self.gates.follow(policy)
+        if self.purse is not None:
+            self.purse.enabled = policy.slomax.shard.enabled
         for queues in self._queues.values():
             queues.follow(policy)
         self.peers.retain(frozenset(policy.sites))

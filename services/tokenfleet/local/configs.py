@@ -4,6 +4,8 @@ Any of the processes can be run again by hand: `TOKENFLEET_CONFIG=.tokenfleet/co
 """
 
 import json
+import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -48,8 +50,14 @@ def write_configs(
         "goodput": {},
         "audit": {"postgres": layout.postgres, "listen": f"{HOST}:{layout.audit_port}"},
     }
+    secret = _secret(configs.folder / "shard_secret")
     for place in layout.decides:
-        own[place.name] = {"site": place.site, "replica": str(place.replica), "listen": place.address}
+        own[place.name] = {
+            "site": place.site,
+            "replica": str(place.replica),
+            "listen": place.address,
+            "shard_secret_file": str(secret),
+        }
     for name, settings in own.items():
         process = name if name in ALONE else "decide"
         places = {"state_dir": str(state_dir / "state" / name), "status_port": layout.status_ports[name]}
@@ -88,6 +96,14 @@ def toml_value(value: Any) -> str:
         pairs = cast(Mapping[str, Any], value)
         return "{ " + ", ".join(f"{json.dumps(key)} = {toml_value(each)}" for key, each in pairs.items()) + " }"
     return json.dumps(value)
+
+
+def _secret(path: Path) -> Path:
+    """A file with a secret of this state folder, made when it is not there; nobody else may read it."""
+    if not path.exists():
+        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
+    return path
 
 
 def _discovery(layout: Layout) -> str:

@@ -23,10 +23,9 @@ from tokenfleet.adapters.engines.site_feed import SiteFeed
 from tokenfleet.adapters.engines.watch import EngineWatch
 from tokenfleet.adapters.kafka import Kafka
 from tokenfleet.adapters.running import run_process, watched
-from tokenfleet.adapters.settings import AgentSettings
+from tokenfleet.adapters.settings import AgentSettings, secret_of
 from tokenfleet.adapters.status import Status
 from tokenfleet.core.blocks import canonical_block_tokens
-from tokenfleet.core.errors import SetupError
 
 log = logging.getLogger(__name__)
 
@@ -169,18 +168,9 @@ def site_secret(settings: AgentSettings) -> bytes:
 
     Raises SetupError for a file that can't be read or is empty.
     """
-    if not settings.site_secret_file:
-        if not settings.site_secret:
-            log.warning(
-                "no site secret: block keys of guessable prompts can be guessed; set TOKENFLEET_SITE_SECRET_FILE"
-            )
-        return settings.site_secret.encode()
-    try:
-        secret = Path(settings.site_secret_file).read_bytes().strip()
-    except OSError as error:
-        raise SetupError(f"TOKENFLEET_SITE_SECRET_FILE: {settings.site_secret_file}: {error.strerror}") from error
+    secret = secret_of(settings, "site_secret")
     if not secret:
-        raise SetupError(f"TOKENFLEET_SITE_SECRET_FILE: {settings.site_secret_file} is empty")
+        log.warning("no site secret: block keys of guessable prompts can be guessed; set TOKENFLEET_SITE_SECRET_FILE")
     return secret
 
 

@@ -22,10 +22,11 @@ from tokenfleet.adapters.kafka import Kafka
 from tokenfleet.adapters.kafka_follower import Follower
 from tokenfleet.adapters.kafka_reading import BEGINNING, LAST, Record, ago
 from tokenfleet.adapters.policy_file import load_policy
+from tokenfleet.adapters.pool_shard import PoolShards
 from tokenfleet.adapters.running import run_process, watched
 from tokenfleet.adapters.sender import Sender
 from tokenfleet.adapters.services import SERVICE_NAMES, registers
-from tokenfleet.adapters.settings import DecideSettings
+from tokenfleet.adapters.settings import DecideSettings, secret_of
 from tokenfleet.adapters.spool import Spool
 from tokenfleet.adapters.status import Status
 from tokenfleet.adapters.topics import (
@@ -42,7 +43,9 @@ from tokenfleet.adapters.topics import (
 )
 from tokenfleet.core.errors import SetupError
 from tokenfleet.core.records import CapacityShard
+from tokenfleet.core.shard.records import Holder
 from tokenfleet.core.site import Site
+from tokenfleet.core.site_books import SiteBooks
 from tokenfleet.core.tokenpilot.rules import RULES
 
 log = logging.getLogger(__name__)
@@ -80,8 +83,9 @@ async def run(settings: DecideSettings) -> None:
             sender,
             start=spool.start_count,
             partitions=counts.__getitem__,
-            ready=_once(lambda: bool(followers) and all(follower.caught_up for follower in followers)),
+            ready=_once(lambda: _tables(followers)[0] and bool(followers) and _answered(site, shards)),
         )
+        shards = _shards(kafka, site, desk, followers, start=spool.start_count, settings=settings)
         server = GrpcServer(
             settings.listen, registers=registers(desk), names=SERVICE_NAMES, reflect=settings.reflection
         )
@@ -91,6 +95,7 @@ async def run(settings: DecideSettings) -> None:
             followers += _followers(kafka, site)
             status.parts["tables"] = lambda: _tables(followers)
             status.parts["spool"] = lambda: _spool(spool)
+            status.parts["shard"] = lambda: _shard(site, shards)
             async with asyncio.TaskGroup() as tasks:
                 for follower in followers:
                     watched(tasks, follower.run(), name=f"follow {follower.name}")
@@ -98,8 +103,45 @@ async def run(settings: DecideSettings) -> None:
                 watched(tasks, desk.holding.run(), name="holding")
                 watched(tasks, _advance(site, followers, counts[PLACEMENTS.name]), name="advance")
                 await asyncio.gather(*(follower.until_caught_up() for follower in followers))
+                if shards is not None:
+                    desk.books = shards.states
+                    watched(tasks, _share(site, shards), name="shard")
+                    if site.policy.slomax.shard.enabled:
+                        await shards.answered.wait()
                 await server.serving(True)
                 log.info("decide %s/%s answers on %s", site.name, settings.replica, settings.listen)
+
+
+def _shards(
+    kafka: Kafka, site: Site, desk: Desk, followers: list[Follower[Any]], *, start: int, settings: DecideSettings
+) -> PoolShards | None:
+    """This replica's part of the site's books; None without a secret to sign tickets with.
+
+    Raises SetupError when the policy wants books then.
+    """
+    secret = secret_of(settings, "shard_secret")
+    if not secret:
+        if site.policy.slomax.shard.enabled:
+            raise SetupError("the policy has slomax.shard on: set TOKENFLEET_SHARD_SECRET_FILE, one for all replicas")
+        return None
+    return PoolShards(
+        kafka,
+        site.name,
+        Holder(replica=settings.replica, start=str(start)),
+        SiteBooks(site),
+        secret=secret,
+        envelopes=lambda: desk.envelopes,
+        live=lambda: all(follower.caught_up for follower in followers if follower.topic is PLACEMENTS),
+        runs=lambda decision: decision in site.ledger,
+    )
+
+
+async def _share(site: Site, shards: PoolShards) -> None:
+    """Takes part in the site's books from when a policy wants them on."""
+    while not site.policy.slomax.shard.enabled:
+        await asyncio.sleep(ADVANCE_PERIOD_S)
+    site.shares(shards.purse)
+    await shards.run()
 
 
 def _followers(kafka: Kafka, site: Site) -> list[Follower[Any]]:
@@ -111,7 +153,14 @@ def _followers(kafka: Kafka, site: Site) -> list[Follower[Any]]:
     followers: list[Follower[Any]] = [
         kafka.follower(CAPACITY, site.name, hear, start=LAST),
         kafka.follower(KVCACHE, site.name, hear, start=BEGINNING),
-        kafka.follower(PLACEMENTS, site.name, hear, start=ago(site.policy.ledger.read_back_s)),
+        kafka.follower(
+            PLACEMENTS,
+            site.name,
+            hear,
+            start=ago(site.policy.ledger.read_back_s),
+            on_caught_up=site.envelopes.caught_up,
+            on_reset=site.envelopes.begins_anew,
+        ),
         kafka.follower(CONTROL, site.name, hear, start=BEGINNING),
         kafka.follower(POLICY, "", hear, start=BEGINNING),
         kafka.follower(FEEDBACK, "", hear, start=LAST),
@@ -167,6 +216,19 @@ def _tables(followers: list[Follower[Any]]) -> tuple[bool, str]:
 def _spool(spool: Spool) -> tuple[bool, str]:
     lost = sum(spool.lost.values())
     return not lost, f"{spool.records} records wait" + (f", {lost} were lost for want of room" if lost else "")
+
+
+def _shard(site: Site, shards: PoolShards | None) -> tuple[bool, str]:
+    if not site.policy.slomax.shard.enabled:
+        return True, "off: each replica counts for itself"
+    if shards is None:
+        return True, "the policy wants it, TOKENFLEET_SHARD_SECRET_FILE is not set"
+    return True, "; ".join(each.words() for each in shards.told) or "no pool has a book"
+
+
+def _answered(site: Site, shards: PoolShards | None) -> bool:
+    """Whether this replica may spend, if that takes an owner's word."""
+    return shards is None or not site.policy.slomax.shard.enabled or shards.answered.is_set()
 
 
 def _once(ready: Callable[[], bool]) -> Callable[[], bool]:

@@ -34,8 +34,8 @@ step): the request promises that all spent before it lies in envelopes ≤ `enve
     waiting.token(ticket), waiting.ahead(ticket), waiting.ended()
     append(waiting.withdraw(ticket, now_s))                # the caller left
 
-`adapters.pool_shard.PoolShards` does the asking, reading, keeping and appending: what is left to a decision is to
-`spend`, `refund`, `ask`, `use` and `withdraw`.
+`purse.Purse` has both for all books of a replica, `core.credit` says what a decision does with them, and
+`adapters.pool_shard` does the asking, reading and appending.
 
 **The owner** (`owner.Owner`, one a book, in the process that holds the partition): `claim` once an assignment (one
 record for all books of the partition), `read` for every record, `turn` for what to append next; `limit_units` =
@@ -48,7 +48,7 @@ record for all books of the partition), `read` for every record, `turn` for what
 | what is counted, and until when | book, entries, envelopes, quota |
 | who goes next | line |
 | what the owner does, and what it wrote and did not read back yet | owner, writer |
-| what a replica may spend | leases |
+| what a replica may spend | leases; of all books, purse |
 | what a gateway's tickets do | waiting |
 | what a caller holds while it waits | token |
 """

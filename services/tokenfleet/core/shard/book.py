@@ -53,6 +53,7 @@ class Book:
         self._entries, self._hold_s = entries, hold_s
         self._leases: dict[tuple[Holder, int], LeaseRow] = {}
         self._numbers: OrderedDict[Holder, int] = OrderedDict()
+        self._asked_s: dict[Holder, float] = {}  # when each last asked for units
         self.grants: dict[str, GrantRow] = {}  # by ticket: one has at most one grant out
 
     def total(self, at_s: float) -> int:
@@ -70,6 +71,8 @@ class Book:
         if len(self._numbers) > HOLDERS_MAX:
             self._numbers.popitem(last=False)
         self._entries.heard(request, at_s)
+        if request.wants:
+            self._asked_s[holder] = at_s
         for row in self._of(holder):
             if row.n >= request.n or row.free_at is not None:
                 continue
@@ -130,7 +133,10 @@ class Book:
 
     def holders(self, at_s: float) -> int:
         """How many holders have a lease that may be spent, or asked for one within its ttl."""
-        return len({row.holder for row in self._leases.values() if at_s - row.counted_s <= LEASE_TTL_S})
+        self._asked_s = {holder: asked_s for holder, asked_s in self._asked_s.items() if at_s - asked_s <= LEASE_TTL_S}
+        return len(
+            {row.holder for row in self._leases.values() if at_s - row.counted_s <= LEASE_TTL_S} | set(self._asked_s)
+        )
 
     def _of(self, holder: Holder) -> Iterator[LeaseRow]:
         return (row for row in self._leases.values() if row.holder == holder)

@@ -39,7 +39,7 @@ class PoolEntries:
         self._ledger, self._envelopes, self._instances = ledger, envelopes, instances
 
     def units(self, at_s: float) -> int:
-        return round(sum(self._ledger.standing(name).load.kv_held_tokens for name in self._instances()))
+        return sum(self._ledger.kv_tokens(name) for name in self._instances())
 
     def has_read(self, holder: Holder, envelopes: int) -> bool:
         return self._envelopes.has_read(holder, envelopes)

@@ -38,6 +38,11 @@ class Envelopes:
         for known in self._read.values():
             known.open_below = False
 
+    def begins_anew(self) -> None:
+        """The log is another one: what of an old one was not read will not come."""
+        self._read.clear()
+        self._caught_up = False
+
     def has_read(self, holder: Holder, number: int) -> bool:
         """Whether all envelopes of `holder` up to `number` were read."""
         known = self._read.get(holder)

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from tokenfleet.core.shard.fence import Fence
 from tokenfleet.core.shard.records import At, Holder, Lease, LeaseRequest, Record
-from tokenfleet.core.shard.terms import EARLY_S, LEASE_TTL_S, RENEW_EVERY_S
+from tokenfleet.core.shard.terms import AHEAD_AGAIN_S, EARLY_S, LEASE_TTL_S, RENEW_EVERY_S
 
 State = Literal["live", "degraded", "closed"]
 
@@ -47,6 +47,7 @@ class Leases:
         self.book, self.me = book, me
         self.spent = 0
         self.degraded_units = 0  # of unfinished degraded work
+        self.answered = False  # once an owner has answered us, be it that there is nothing
         self.asked = 0  # units that spends asked for since the last request: what the next one may want, and more
         self._remote, self._once = remote, once
         self._fence = Fence()
@@ -54,6 +55,9 @@ class Leases:
         self._n = 0
         self._sent_s = float("-inf")
         self._refused = False  # since the last request
+        self._wanted = 0  # by the last request
+        self._ahead = self._ahead_told = 0  # units spent ahead that no lease has answered, and those the owner heard of
+        self._empty_s = float("-inf")  # when an owner had nothing for us
 
     def state(self, now_s: float) -> State:
         """`live` with an owner's newest word in force, `degraded` after it, `closed` if nothing may be spent then."""
@@ -85,6 +89,7 @@ class Leases:
         """
         self._n += 1
         self._sent_s, self._refused, self.asked = now_s, False, 0
+        self._wanted, self._ahead_told = wants, self._ahead
         self._held = self._held[-1:]
         kept = self._held[0] if self._held else None
         return LeaseRequest(
@@ -112,13 +117,27 @@ class Leases:
             return
         self._held = [lease for lease in self._held if now_s < lease.until_s]
         self._held.append(Held(n=record.n, rest=record.units, until_s=until_s))
+        self.answered = True
+        if record.units:
+            self._ahead -= self._ahead_told
+            self._ahead_told = 0
+        elif self._wanted:
+            self._empty_s = now_s
 
-    def spend(self, units: int, *, now_s: float) -> Credit | None:
-        """Take credit for one request; None when there is too little."""
+    def spend(self, units: int, *, now_s: float, ahead: int = 0) -> Credit | None:
+        """Take credit for one request; None when there is too little.
+
+        A quota's holder that has nothing in hand may be `ahead` of its owner by so many units, until that answers; and
+        by none for a minute after it was told that there are none.
+        """
         self.asked += units
         if self.rest(now_s) < units:
             self._refused = True
-            return None
+            if self._ahead + units > ahead or now_s - self._empty_s <= AHEAD_AGAIN_S:
+                return None
+            self._ahead += units
+            self.spent += units
+            return Credit(units=units, at_s=now_s, request=self._n)
         self.spent += units
         if self.state(now_s) == "degraded":
             if self._once:

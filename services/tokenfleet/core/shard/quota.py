@@ -2,8 +2,10 @@
 
 The owner of the book "tenant" lends credit of requests by the same leases; what is spent counts for a minute from when
 the owner heard of it, which is after it was spent, and the rest of a holder that says nothing counts as spent for a
-minute after its ttl. So no minute has more than N: the declared overshoot is 0. What a replica refuses after all it
-takes off the sum that it tells.
+minute after its ttl. So no minute has more than N and what replicas spend ahead: one that holds nothing, as every idle
+one, may admit a second's worth of N (at least 1) before it is answered, and none for a minute after it was answered
+that there is nothing. That is the declared overshoot, a replica. What a replica refuses after all it takes off the sum
+that it tells.
 """
 
 from collections import OrderedDict, deque
@@ -13,6 +15,11 @@ from tokenfleet.core.shard.records import Holder, LeaseRequest
 WINDOW_S = 60.0
 HOLDERS_MAX = 10_000
 HOLD_S = WINDOW_S + 1.0  # a holder's clock may be a little slower
+
+
+def ahead_of(limit: int) -> int:
+    """Requests that a replica may admit ahead of the owner of a quota of `limit` a minute."""
+    return max(1, limit // 60)
 
 
 class SpentCredit:
@@ -41,7 +48,8 @@ class SpentCredit:
         """Count what was spent since the holder's last request, or take back what it refused."""
         self.units(at_s)
         # Whose earlier requests lie before the part of the log that is kept spent that longer than a minute ago.
-        more = request.spent - self._told.get(request.holder, request.spent)
+        before = 0 if request.n == 1 else request.spent
+        more = request.spent - self._told.get(request.holder, before)
         self._told[request.holder] = request.spent
         self._told.move_to_end(request.holder)
         if len(self._told) > HOLDERS_MAX:

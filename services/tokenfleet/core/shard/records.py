@@ -12,8 +12,10 @@ from msgspec import Meta, Struct
 
 from tokenfleet.core.records import Count, Name, Order, Seconds
 
-TICKETS_A_MESSAGE_MAX = 4096
-Tickets = Annotated[tuple[Name, ...], Meta(max_length=TICKETS_A_MESSAGE_MAX)]
+BookName = Annotated[str, Meta(min_length=1, max_length=512)]
+TicketName = Annotated[str, Meta(min_length=1, max_length=300)]  # of a request's id, 256 at most, and its attempt
+TICKETS_A_MESSAGE_MAX = 512  # of the longest names: some 600 KiB
+Tickets = Annotated[tuple[TicketName, ...], Meta(max_length=TICKETS_A_MESSAGE_MAX)]
 
 
 class Holder(Struct, frozen=True, kw_only=True):
@@ -41,7 +43,7 @@ class LeaseRequest(Struct, frozen=True, kw_only=True, tag="lease_request"):
     read that, the rest of what is not kept is free. `spent` is the net sum of the holder's life (quotas).
     """
 
-    book: Name
+    book: BookName
     holder: Holder
     n: Count
     wants: Count
@@ -54,7 +56,7 @@ class LeaseRequest(Struct, frozen=True, kw_only=True, tag="lease_request"):
 class Lease(Struct, frozen=True, kw_only=True, tag="lease"):
     """`units` that `holder` may spend for 5 s from when it sent request `n`; 0 units say that there are none."""
 
-    book: Name
+    book: BookName
     order: Order
     holder: Holder
     n: Count
@@ -67,10 +69,10 @@ class TicketAsk(Struct, frozen=True, kw_only=True, tag="ticket_ask"):
     `rank` orders classes, least first. `left_s` is how long the caller would wait.
     """
 
-    book: Name
+    book: BookName
     holder: Holder
     n: Count
-    ticket: Name
+    ticket: TicketName
     tenant: str
     request_class: Name
     rank: int
@@ -82,11 +84,11 @@ class TicketAsk(Struct, frozen=True, kw_only=True, tag="ticket_ask"):
 class Ticket(Struct, frozen=True, kw_only=True, tag="ticket"):
     """A place in the line: the owner's answer to an ask or a shown token. `ahead` are the tickets before it."""
 
-    book: Name
+    book: BookName
     order: Order
     holder: Holder
     n: Count
-    ticket: Name
+    ticket: TicketName
     tenant: str
     request_class: Name
     rank: int
@@ -100,7 +102,7 @@ class Ticket(Struct, frozen=True, kw_only=True, tag="ticket"):
 class Keepalive(Struct, frozen=True, kw_only=True, tag="keepalive"):
     """These tickets still wait at their gateway."""
 
-    book: Name
+    book: BookName
     holder: Holder
     n: Count
     tickets: Tickets
@@ -109,7 +111,7 @@ class Keepalive(Struct, frozen=True, kw_only=True, tag="keepalive"):
 class TokenShown(Struct, frozen=True, kw_only=True, tag="token_shown"):
     """A ticket's token comes back: to a new owner, or through another gateway."""
 
-    book: Name
+    book: BookName
     holder: Holder
     n: Count
     token: Annotated[str, Meta(max_length=4096)]
@@ -119,7 +121,7 @@ class TokenShown(Struct, frozen=True, kw_only=True, tag="token_shown"):
 class TicketsWithdrawn(Struct, frozen=True, kw_only=True, tag="tickets_withdrawn"):
     """The callers of these tickets left; grants that they had are not used and never will be."""
 
-    book: Name
+    book: BookName
     holder: Holder
     n: Count
     tickets: Tickets
@@ -131,10 +133,10 @@ class Grant(Struct, frozen=True, kw_only=True, tag="grant"):
     `grant` names it: the order of its first record. A later record of the same grant has another `order`.
     """
 
-    book: Name
+    book: BookName
     order: Order
     grant: Order
-    ticket: Name
+    ticket: TicketName
     holder: Holder
     cites: Count
     units: Count
@@ -143,10 +145,10 @@ class Grant(Struct, frozen=True, kw_only=True, tag="grant"):
 class GrantUnused(Struct, frozen=True, kw_only=True, tag="grant_unused"):
     """The gateway did not use the grant and never will: the ticket goes back to the head."""
 
-    book: Name
+    book: BookName
     holder: Holder
     n: Count
-    ticket: Name
+    ticket: TicketName
     grant: Order
 
 
@@ -156,10 +158,10 @@ EndReason = Literal["used", "unheard", "withdrawn", "too_large", "line_full", "u
 class TicketEnded(Struct, frozen=True, kw_only=True, tag="ticket_ended"):
     """The ticket is no more; `unknown`: its owner lost it, and rebuilds it when its holder shows the token."""
 
-    book: Name
+    book: BookName
     order: Order
     holder: Holder
-    ticket: Name
+    ticket: TicketName
     why: EndReason
 
 
@@ -173,6 +175,16 @@ class At(Struct, frozen=True, kw_only=True):
 
     cluster: str
     offset: int
+
+
+def pool_book(pool: str) -> str:
+    """The book of a pool."""
+    return f"pool {pool}"
+
+
+def quota_book(tenant: str) -> str:
+    """The book of the requests a minute of a tenant, by its entry in the policy."""
+    return f"tenant {tenant}"
 
 
 def ticket_of(request: str, attempt: int) -> str:

@@ -68,6 +68,9 @@ class Waiting:
     def __len__(self) -> int:
         return len(self._tickets)
 
+    def __contains__(self, ticket: str) -> bool:
+        return ticket in self._tickets
+
     def ask(
         self,
         ticket: str,
@@ -132,14 +135,19 @@ class Waiting:
         """Tickets that may be used now."""
         return [name for name, held in self._tickets.items() if held.grant and now_s < self._until_s(held.grant)]
 
-    def use(self, ticket: str, now_s: float) -> Grant | None:
-        """The ticket's grant, at most once and only while it is good: now place its request."""
+    def grant(self, ticket: str, now_s: float) -> Grant | None:
+        """The ticket's grant, while it is good."""
         held = self._tickets.get(ticket)
         if held is None or held.grant is None or now_s >= self._until_s(held.grant):
             return None
-        self._finish(held.grant.grant)
-        self._used[ticket] = self._tickets.pop(ticket)
         return held.grant
+
+    def use(self, ticket: str, now_s: float) -> Grant | None:
+        """The ticket's grant, at most once and only while it is good: now place its request."""
+        if (grant := self.grant(ticket, now_s)) is not None:
+            self._finish(grant.grant)
+            self._used[ticket] = self._tickets.pop(ticket)
+        return grant
 
     def unused(self, grant: Grant, now_s: float) -> GrantUnused | None:
         """After `use`: no placement was written. The ticket waits on, at the head."""

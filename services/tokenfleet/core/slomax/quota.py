@@ -2,12 +2,16 @@
 
 One counter an entry of the policy, whichever path asks and whether as tenant or as team, so that N per minute admits N.
 A replica counts what it admitted itself:
-with R replicas a tenant may get up to R · N a minute until the pool shard counts for all.
+with R replicas a tenant may get up to R · N a minute, unless a book counts for all of them (core/shard/quota.py).
 """
 
 from msgspec import Struct
 
 from tokenfleet.core.policy import Tenant
+from tokenfleet.core.shard.leases import Credit
+from tokenfleet.core.shard.purse import Purse
+from tokenfleet.core.shard.quota import ahead_of
+from tokenfleet.core.shard.records import quota_book
 
 WINDOW_S = 60.0
 BUCKETS = 60  # a charge counts for 60 to 61 s: never more than N in any minute, with at most 61 integers a tenant
@@ -18,7 +22,7 @@ class Charge(Struct, frozen=True, kw_only=True):
 
     `refused` says why nothing was taken, empty if it was; `retry_after_s` then tells when there is room again, None
     when that depends on running requests. `bucket` is the counter that was raised, None if none was, and `entries` are
-    those whose counters were.
+    those whose counters were; `credits` is what was taken of their books instead, where replicas share them.
     """
 
     tenant: str
@@ -26,12 +30,14 @@ class Charge(Struct, frozen=True, kw_only=True):
     retry_after_s: float | None = None
     bucket: int | None = None
     entries: tuple[str, ...] = ()
+    credits: tuple[tuple[str, Credit], ...] = ()
 
 
 class Quotas:
-    """Requests of each tenant in the last minute, as counts in one-second buckets."""
+    """Requests of each tenant in the last minute, as counts in one-second buckets; or by `purse`, while it rules."""
 
     def __init__(self) -> None:
+        self.purse: Purse | None = None
         self._counts: dict[str, dict[int, int]] = {}
 
     def charge(
@@ -57,23 +63,20 @@ class Quotas:
             return Charge(tenant=tenant, refused=problem)
         binding = {tenant: terms} | ({} if team is None else {team[0]: team[1]})
         limits = {name: each.requests_per_minute_max for name, each in binding.items() if each.requests_per_minute_max}
+        if limits and self.purse is not None and self.purse.rules_quotas():
+            return _credited(self.purse, tenant, limits, now_s)
         bucket = _bucket(now_s)
         windows = {name: self._window(name, bucket) for name in limits}
         full = [name for name, counts in windows.items() if sum(counts.values()) >= limits[name]]
         if full:
             oldest = max(min(windows[name]) for name in full)
-            whose = "" if full[0] == tenant else f" to the team {full[0]}"
-            return Charge(
-                tenant=tenant,
-                refused=f"{limits[full[0]]} requests a minute allowed{whose}, all used",
-                retry_after_s=(oldest + BUCKETS + 1) * WINDOW_S / BUCKETS - now_s,
-            )
+            return _refused(tenant, full[0], limits, (oldest + BUCKETS + 1) * WINDOW_S / BUCKETS - now_s)
         for counts in windows.values():
             counts[bucket] = counts.get(bucket, 0) + 1
         return Charge(tenant=tenant, bucket=bucket if windows else None, entries=tuple(windows))
 
     def refund(self, charge: Charge) -> None:
-        """Gives back what a request took that was not admitted; once a charge, and harmless when its minute is over."""
+        """Takes back from the counters what was not admitted; once a charge, and harmless when its minute is over."""
         for entry in charge.entries:
             counts = self._counts.get(entry, {})
             if charge.bucket is None or charge.bucket not in counts:
@@ -95,6 +98,26 @@ class Quotas:
         kept = {b: count for b, count in self._counts.get(tenant, {}).items() if b >= bucket - BUCKETS}
         self._counts[tenant] = kept
         return kept
+
+
+def _credited(purse: Purse, tenant: str, limits: dict[str, int], now_s: float) -> Charge:
+    """One request of the books of all `limits`, or of none."""
+    taken = list[tuple[str, Credit]]()
+    for name, limit in limits.items():
+        book = quota_book(name)
+        credit = purse.spend_quota(book, ahead=ahead_of(limit), now_s=now_s)
+        if credit is None:
+            for other, given in taken:
+                purse.refund(other, given, now_s=now_s)
+            return _refused(tenant, name, limits, WINDOW_S / limit)
+        taken.append((book, credit))
+    return Charge(tenant=tenant, credits=tuple(taken))
+
+
+def _refused(tenant: str, full: str, limits: dict[str, int], retry_after_s: float) -> Charge:
+    whose = "" if full == tenant else f" to the team {full}"
+    refused = f"{limits[full]} requests a minute allowed{whose}, all used"
+    return Charge(tenant=tenant, refused=refused, retry_after_s=retry_after_s)
 
 
 def tenant_entry(name: str, *, tenants: dict[str, Tenant], default_tenant: str) -> str:

@@ -160,6 +160,17 @@ class RetryPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     budget_max: NonNegative = 100.0
 
 
+class ShardPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether a site's replicas share one book a pool and one a tenant's quota (core/shard), each with one owner.
+
+    A pool's book holds `slomax.controller.ceiling` of the KV of its ready instances. A replica asks for `lease_share`
+    of it that nobody has asked it for yet, or twice what it was lately asked; what a killed one holds is lost for 30 s.
+    """
+
+    enabled: bool = False
+    lease_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.1
+
+
 def share_problems(terms: ControllerPolicy, classes: Collection[str]) -> list[str]:
     """What can't be in a controller's table of shares: unknown classes, and bounds that no shares could keep."""
     shares = terms.classes

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterator
 import numpy as np
 from msgspec import Struct
 
-from tokenfleet.core.asked import Steps, Turn
-from tokenfleet.core.columns import Floats, Labels
+from tokenfleet.core.asked import Asked, Steps, Turn
+from tokenfleet.core.columns import SECONDS_MAX, Floats, Labels
 from tokenfleet.core.decision import Request
 from tokenfleet.core.policy import LateBindingPolicy, RequestClass, TokenPilotPolicy
 from tokenfleet.core.pool import PoolView
@@ -62,6 +62,25 @@ class Waiting(Struct, kw_only=True, eq=False):
     @property
     def call(self) -> Call:
         return self.request.id, self.request.attempt
+
+
+def waiting_of(asked: Asked) -> Waiting:
+    """The request as it waits, from now on."""
+    request, pool = asked.request, asked.pool
+    hits = np.zeros(len(pool)) if pool.columns.hits is None else pool.columns.hits
+    work_s = dense_work_s(np.array([[float(request.prompt_tokens)]]), hits[None, :], pool)
+    return Waiting(
+        request=request,
+        steps=asked.steps,
+        request_class=asked.classified.request_class,
+        charge=asked.charge,
+        since_s=asked.now_s,
+        work_s=float(work_s.min(initial=SECONDS_MAX)),
+        output_tokens=asked.output_q50,
+        hits=hits,
+        labels=pool.columns.labels,
+        looked_s=asked.now_s,
+    )
 
 
 class Held:

@@ -302,7 +302,7 @@ class Instance(_message.Message):
     def __init__(self, instance: _Optional[str] = ..., address: _Optional[str] = ..., availability: _Optional[str] = ..., availability_reason: _Optional[str] = ..., suspect: _Optional[bool] = ..., age_s: _Optional[float] = ..., backlog_s: _Optional[float] = ..., queued: _Optional[int] = ..., decoding: _Optional[int] = ..., kv_held_tokens: _Optional[float] = ..., kv_total_tokens: _Optional[float] = ..., kv_state: _Optional[str] = ..., model_digest: _Optional[str] = ..., cached_blocks: _Optional[int] = ...) -> None: ...
 
 class SitesResponse(_message.Message):
-    __slots__ = ("site", "replica", "sites", "policy_revision", "calibration_revision", "tables", "held", "holds_none", "rule")
+    __slots__ = ("site", "replica", "sites", "policy_revision", "calibration_revision", "tables", "held", "holds_none", "rule", "books")
     class TablesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -319,6 +319,7 @@ class SitesResponse(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     HOLDS_NONE_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
+    BOOKS_FIELD_NUMBER: _ClassVar[int]
     site: str
     replica: str
     sites: _containers.RepeatedCompositeFieldContainer[Site]
@@ -328,4 +329,25 @@ class SitesResponse(_message.Message):
     held: int
     holds_none: str
     rule: str
-    def __init__(self, site: _Optional[str] = ..., replica: _Optional[str] = ..., sites: _Optional[_Iterable[_Union[Site, _Mapping]]] = ..., policy_revision: _Optional[int] = ..., calibration_revision: _Optional[int] = ..., tables: _Optional[_Mapping[str, str]] = ..., held: _Optional[int] = ..., holds_none: _Optional[str] = ..., rule: _Optional[str] = ...) -> None: ...
+    books: _containers.RepeatedCompositeFieldContainer[Book]
+    def __init__(self, site: _Optional[str] = ..., replica: _Optional[str] = ..., sites: _Optional[_Iterable[_Union[Site, _Mapping]]] = ..., policy_revision: _Optional[int] = ..., calibration_revision: _Optional[int] = ..., tables: _Optional[_Mapping[str, str]] = ..., held: _Optional[int] = ..., holds_none: _Optional[str] = ..., rule: _Optional[str] = ..., books: _Optional[_Iterable[_Union[Book, _Mapping]]] = ...) -> None: ...
+
+class Book(_message.Message):
+    __slots__ = ("book", "state", "rest_units", "waiting", "owned", "limit_units", "counted_units", "in_line")
+    BOOK_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REST_UNITS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    OWNED_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_UNITS_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_UNITS_FIELD_NUMBER: _ClassVar[int]
+    IN_LINE_FIELD_NUMBER: _ClassVar[int]
+    book: str
+    state: str
+    rest_units: int
+    waiting: int
+    owned: bool
+    limit_units: int
+    counted_units: int
+    in_line: int
+    def __init__(self, book: _Optional[str] = ..., state: _Optional[str] = ..., rest_units: _Optional[int] = ..., waiting: _Optional[int] = ..., owned: _Optional[bool] = ..., limit_units: _Optional[int] = ..., counted_units: _Optional[int] = ..., in_line: _Optional[int] = ...) -> None: ...
