@@ -133,8 +133,8 @@ def test_a_session_stays_on_its_instance_without_a_reason_to_leave() -> None:
 def test_a_session_belongs_to_its_tenant() -> None:
     b = Town("b", small=1)
     b.place(asked("r1", session="talk"))
-    assert b.site.last_instance("acme", "talk") == "b-small-0"
-    assert b.site.last_instance("globex", "talk") == ""
+    assert b.site.sessions.last("acme", "talk") == "b-small-0"
+    assert b.site.sessions.last("globex", "talk") == ""
 
 
 def test_an_idle_site_whose_averages_are_zero_by_zero_is_seen_as_idle() -> None:

@@ -140,7 +140,7 @@ def routed(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | Non
         "output_q50": asked.output_q50,
         "output_q90": asked.output_q90,
         "network_s": network_s,
-        "last_instance": site.last_instance(request.tenant, request.session),
+        "last_instance": site.sessions.last(request.tenant, request.session),
         "ahead_s": asked.turn.ahead_s if asked.turn else None,
         "held_s": asked.turn.held_s if asked.turn else 0.0,
         "allowed": asked.turn.allowed if asked.turn else None,

@@ -4,7 +4,7 @@ The one object with state. `heard` takes a fact in, `pool` joins the tables into
 in how a request went. core.schedule decides on it; the services and the stream processors drive it.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -42,6 +42,7 @@ from tokenfleet.core.records import (
 )
 from tokenfleet.core.repeats import Repeats
 from tokenfleet.core.revisions import CanaryReport, PolicyRecord, PolicyRevision, Trial, check_covers, trial_of
+from tokenfleet.core.sessions import Sessions
 from tokenfleet.core.shard.envelopes import Envelopes
 from tokenfleet.core.shard.purse import Purse
 from tokenfleet.core.slomax.gates import Gates
@@ -62,8 +63,6 @@ Fact = (
     | SiteSummary
     | SketchChunk
 )
-
-SESSIONS_MAX = 100_000  # conversations remembered, about 30 MB; the one unheard for longest goes first
 
 
 class Heard(Struct, frozen=True, kw_only=True):
@@ -117,7 +116,7 @@ class Site:
             failures=self.failures,
             policy=policy.liveness,
         )
-        self._sessions: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self.sessions = Sessions()
 
     def heard(self, fact: Fact, how: Heard) -> None:
         """Takes a fact in. Facts may come in any order and more than once.
@@ -261,12 +260,7 @@ class Site:
             return
         self.failures.probed(event.instance, now_s)
         self._turns[event.entry.model] += 1
-        if session:
-            self._remember((event.entry.tenant, session), event.instance)
-
-    def last_instance(self, tenant: str, session: str) -> str:
-        """The instance that served the tenant's `session` last, empty if unknown."""
-        return self._sessions.get((tenant, session), "")
+        self.sessions.served(event.entry.tenant, session, instance=event.instance)
 
     def settled(self, event: OutcomeEvent, *, now_s: float) -> tuple[OutcomeEvent, PlacementEvent | None]:
         """Takes in how a request goes: the event with what was believed, and the ledger's change."""
@@ -386,12 +380,6 @@ class Site:
                 entry=entry,
             )
         return None
-
-    def _remember(self, session: tuple[str, str], instance: str) -> None:
-        self._sessions[session] = instance
-        self._sessions.move_to_end(session)
-        if len(self._sessions) > SESSIONS_MAX:
-            self._sessions.popitem(last=False)
 
 
 def _prior(name: str, model: str, policy: Policy) -> PoolCalibration:

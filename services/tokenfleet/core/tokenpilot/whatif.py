@@ -84,7 +84,7 @@ def what_if(site: Site, request: Request, changes: Changes, *, now_s: float) -> 
             output_q50=q50,
             output_q90=q90,
             rng=chance_of(request.id, request.attempt, request.hop),
-            last_instance=site.last_instance(request.tenant, request.session),
+            last_instance=site.sessions.last(request.tenant, request.session),
         )
 
     return WhatIf(
