@@ -125,6 +125,17 @@ def test_what_others_place_and_nobody_has_told_yet_is_expected() -> None:
     assert view.standing(heard).load.queued == 0
 
 
+def test_own_placements_are_not_expected_they_are_known() -> None:
+    known = ledger()
+    view = corrections(known)
+    for n in range(1, 20):
+        known.apply(placed(f"d{n}"), partition=0, now_s=100.0 + n)
+        known.hear(placements(placed(f"d{n}")), partition=0, now_s=100.2 + n)
+        known.apply(ended(f"d{n}"), partition=0, now_s=100.3 + n)
+        view.heard(seen(n, now_s=100.5 + n), 100.5 + n)
+    assert view.standing(seen(19, now_s=119.5)) == known.standing("a")
+
+
 def test_nothing_is_expected_that_would_have_been_heard() -> None:
     known = ledger()
     view = corrections(known)
