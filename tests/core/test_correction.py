@@ -76,6 +76,84 @@ def test_what_another_replica_placed_may_have_been_counted_whenever_it_is_heard(
     assert view.standing(heard) == known.standing("a")
 
 
+@pytest.mark.parametrize(("engine", "foreign"), [("vllm", 1), ("sglang", 0)])
+def test_a_gauge_that_is_set_in_every_step_counts_nothing_that_ended_before(engine: str, foreign: int) -> None:
+    known = ledger(placed("d1"), now_s=50.0)
+    known.apply(ended("d1"), partition=0, now_s=99.0)
+    view = corrections(known)
+    heard = seen(1, now_s=100.1, running=1.0, engine=engine)
+    view.heard(heard, 100.1)
+    assert view.standing(heard).load.foreign == foreign
+
+
+def test_a_foreign_one_that_came_since_the_scrape_before_waits_for_its_first_token() -> None:
+    view = corrections(ledger())
+    found = list[tuple[float, int, int]]()
+    for n, running in enumerate((1.0, 3.0, 3.0), 1):
+        heard = seen(n, now_s=100.0 + n, running=running)
+        view.heard(heard, 100.0 + n)
+        load = view.standing(heard).load
+        found.append((load.foreign, load.queued, load.decoding))
+    assert found == [(1, 0, 1), (3, 2, 1), (3, 0, 3)]  # of the first nobody knows when it came
+
+
+def test_after_a_long_silence_foreign_ones_are_not_taken_for_new() -> None:
+    view = corrections(ledger())
+    view.heard(seen(1, now_s=100.0, running=1.0), 100.0)
+    heard = seen(2, now_s=105.0, running=2.0)
+    view.heard(heard, 105.0)
+    assert view.standing(heard).load.queued == 0
+
+
+def others_place(known: Ledger, view: Corrections, *, beats: int, work_s: float) -> InstanceRow:
+    """One placement of another replica, ended at once, and one heartbeat in each of so many seconds."""
+    for n in range(1, beats + 1):
+        known.hear(placements(placed(f"o{n}", work_s=work_s)), partition=0, now_s=200.0 + n)
+        known.hear(placements(ended(f"o{n}")), partition=0, now_s=200.0 + n)
+        view.heard(seen(n, now_s=200.0 + n), 200.0 + n)
+    return seen(beats, now_s=200.0 + beats)
+
+
+def test_what_others_place_and_nobody_has_told_yet_is_expected() -> None:
+    """As many seconds of work as they placed there lately in the time that their words take."""
+    known = ledger()
+    known.apply(placed("d1", "b"), partition=0, now_s=100.0)
+    known.hear(placements(placed("d1", "b")), partition=0, now_s=100.2)  # own words are read back 0.2 s later
+    view = corrections(known)
+    heard = others_place(known, view, beats=200, work_s=0.5)
+    assert view.standing(heard).load.backlog_s == pytest.approx(0.5 * 0.2, rel=0.01)
+    assert view.standing(heard).load.queued == 0
+
+
+def test_own_placements_are_not_expected_they_are_known() -> None:
+    known = ledger()
+    view = corrections(known)
+    for n in range(1, 20):
+        known.apply(placed(f"d{n}"), partition=0, now_s=100.0 + n)
+        known.hear(placements(placed(f"d{n}")), partition=0, now_s=100.2 + n)
+        known.apply(ended(f"d{n}"), partition=0, now_s=100.3 + n)
+        view.heard(seen(n, now_s=100.5 + n), 100.5 + n)
+    assert view.standing(seen(19, now_s=119.5)) == known.standing("a")
+
+
+def test_nothing_is_expected_that_would_have_been_heard() -> None:
+    known = ledger()
+    view = corrections(known)
+    heard = others_place(known, view, beats=200, work_s=0.5)
+    assert view.standing(heard) == known.standing("a")
+
+
+def test_the_expectation_fades_when_others_place_elsewhere() -> None:
+    known = ledger()
+    known.apply(placed("d1", "b"), partition=0, now_s=100.0)
+    known.hear(placements(placed("d1", "b")), partition=0, now_s=100.2)
+    view = corrections(known)
+    others_place(known, view, beats=100, work_s=5.0)
+    heard = seen(200, now_s=400.0)
+    view.heard(heard, 400.0)
+    assert 0.0 < view.standing(heard).load.backlog_s < 0.01
+
+
 def test_a_request_that_ended_since_the_scrape_is_not_foreign() -> None:
     known = ledger(placed("d1"), placed("d2"), now_s=50.0)
     known.apply(ended("d1"), partition=0, now_s=100.0)

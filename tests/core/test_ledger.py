@@ -80,6 +80,19 @@ def test_a_placement_is_as_old_as_its_report_says() -> None:
     assert ledger(placed(work_s=1.0, age_s=0.4)).load("a", 100.0).backlog_s == pytest.approx(0.6)
 
 
+def test_own_placements_tell_how_late_others_are_heard() -> None:
+    known = Ledger()
+    known.hear(placements(placed("d0")), partition=0, now_s=90.0)
+    assert known.lag_s == 0.0
+    known.apply(placed("d1"), partition=0, now_s=100.0)
+    known.apply(placed("d2"), partition=0, now_s=100.0)
+    for read_s in (100.2, 160.0):  # read once more after a fault of the broker
+        known.hear(placements(placed("d1"), placed("d0")), partition=0, now_s=read_s)
+        assert known.lag_s == pytest.approx(0.2)
+    known.hear(placements(placed("d2")), partition=0, now_s=100.7)
+    assert known.lag_s == pytest.approx(0.25)
+
+
 def test_loads_are_kept_apart() -> None:
     known = ledger(placed("d1", "a"), placed("d2", "b", request_class="long"))
     assert known.load("b", 100.0).class_running == {"long": 1}

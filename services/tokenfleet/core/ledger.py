@@ -29,11 +29,13 @@ class Ledger:
         self._instances: dict[str, InstancePlacements] = {}
         self._partitions: dict[int, _Partition] = {}
         self._mean = MeanWork()
+        self._lag_s: float | None = None
         self.changed: set[str] = set()  # instances whose load changed; the reader empties it
 
     def hear(self, envelope: PlacementEnvelope, *, partition: int, now_s: float) -> None:
         """Every event of an envelope read from `partition` of `placements`."""
         for event in envelope.events:
+            self._time(event, now_s)
             self._take(event, partition=partition, now_s=now_s, timed=False)
 
     def apply(self, event: PlacementEvent, *, partition: int, now_s: float) -> None:
@@ -102,6 +104,11 @@ class Ledger:
         return replace(known.entry, age_s=max(0.0, now_s - known.placed_at_s))
 
     @property
+    def lag_s(self) -> float:
+        """How late events are heard: what own placements take until they are read back. 0 before the first."""
+        return self._lag_s or 0.0
+
+    @property
     def mean_work(self) -> MeanWork:
         """Mean of the last placements, for sequences of unknown origin."""
         return self._mean
@@ -138,6 +145,15 @@ class Ledger:
     def __contains__(self, decision: str) -> bool:
         known = self._decisions.get(decision)
         return known is not None and known.counted
+
+    def _time(self, event: PlacementEvent, now_s: float) -> None:
+        """Own placements alone tell how late events come: both ends are on this clock."""
+        decision = self._decisions.get(event.decision)
+        if event.kind != "placed" or decision is None or not decision.timed or decision.read_back:
+            return
+        decision.read_back = True
+        lag_s = max(0.0, now_s - decision.placed_at_s)
+        self._lag_s = lag_s if self._lag_s is None else self._lag_s + LAG_GAIN * (lag_s - self._lag_s)
 
     def _learn(self, decision: "_Decision", entry: Entry, now_s: float, *, timed: bool) -> None:
         placed_at_s = now_s - (entry.age_s if _is_told(entry.age_s) else 0.0)
@@ -204,19 +220,31 @@ class Ledger:
 
 
 NOTHING_PLACED = InstancePlacements()  # to be read only
+LAG_GAIN = 0.1  # the last ten that were read back: what delays one delays the others
 DECISIONS_MAX = 1_000_000  # about 0.5 GB; a site of 2,000 instances has a tenth of it running or just ended
 
 
 class _Decision:
     """All that was heard of one decision. An ended one is remembered until it is silent for long, as a tombstone."""
 
-    __slots__ = ("call", "counted", "ended", "entry", "first_token", "partition", "placed_at_s", "timed")
+    __slots__ = (
+        "call",
+        "counted",
+        "ended",
+        "entry",
+        "first_token",
+        "partition",
+        "placed_at_s",
+        "read_back",
+        "timed",
+    )
 
     def __init__(self, call: tuple[str, int]) -> None:
         self.call = call
         self.entry: Entry | None = None
         self.placed_at_s = 0.0
         self.timed = False
+        self.read_back = False
         self.first_token = False
         self.ended = False
         self.counted = False

@@ -31,9 +31,10 @@ class Placed(Struct, kw_only=True):
 
 
 class InstancePlacements:
-    """All entries of one instance."""
+    """All entries of one instance. `others_work_s` is the work of all that other replicas ever placed there."""
 
     def __init__(self) -> None:
+        self.others_work_s = 0.0
         self._placed: dict[str, Placed] = {}
         self._ended: deque[tuple[float, float]] = deque(maxlen=ENDS_KEPT_MAX)  # earliest placement, end as heard
         self._head_free_at_s = -math.inf
@@ -45,6 +46,7 @@ class InstancePlacements:
     def put(self, placed: Placed) -> None:
         self._placed[placed.entry.decision] = placed
         self._sums = self._tenants = self._kv_tokens = None
+        self.others_work_s += 0.0 if placed.timed else placed.entry.work_s
         self._heard_of(placed.earliest_s)
 
     def placed_at(self, decision: str, placed_at_s: float) -> None:
