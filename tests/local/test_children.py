@@ -188,6 +188,43 @@ async def test_a_child_that_nobody_follows_any_more_is_killed_and_closed(tmp_pat
     await until(lambda: not alive(pid))
 
 
+def test_children_start_while_grpc_calls_are_under_way() -> None:
+    """gRPC's own fork handlers would abort one in four of them."""
+    code = """
+import subprocess, threading
+from concurrent.futures import ThreadPoolExecutor
+from tokenfleet.local.child import tied_to_this_process
+import grpc
+
+server = grpc.server(ThreadPoolExecutor(8))
+echo = grpc.unary_unary_rpc_method_handler(lambda request, context: request)
+server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test", {"Echo": echo})])
+port = server.add_insecure_port("127.0.0.1:0")
+server.start()
+over = threading.Event()
+
+def ask():
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary("/test/Echo")
+        while not over.is_set():
+            call(b"x")
+
+askers = [threading.Thread(target=ask) for _ in range(4)]
+for asker in askers:
+    asker.start()
+try:
+    ends = {subprocess.Popen(["true"], preexec_fn=tied_to_this_process(None)).wait() for _ in range(100)}
+finally:
+    over.set()
+    for asker in askers:
+        asker.join()
+    server.stop(0)
+print(ends)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "{0}\n", done.stderr[-2000:]
+
+
 async def test_a_second_fleet_on_the_same_folder_is_refused(tmp_path: Path) -> None:
     async with Supervisor(tmp_path) as fleet:
         child = await fleet.start(python("a", SLEEPER))

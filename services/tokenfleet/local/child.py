@@ -19,6 +19,9 @@ LOG_BYTES_MAX = 16 * 2**20  # a longer log is set aside as NAME.log.1 at the chi
 COULD_NOT_START = 127  # the shell's word for it
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
+# While calls are under way gRPC's fork handlers abort a child before its exec now and then.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # noqa: TID251  gRPC reads it
+
 LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here: nothing may be imported between fork and exec
 
 
