@@ -76,35 +76,6 @@ def test_what_another_replica_placed_may_have_been_counted_whenever_it_is_heard(
     assert view.standing(heard) == known.standing("a")
 
 
-@pytest.mark.parametrize(("engine", "foreign"), [("vllm", 1), ("sglang", 0)])
-def test_a_gauge_that_is_set_in_every_step_counts_nothing_that_ended_before(engine: str, foreign: int) -> None:
-    known = ledger(placed("d1"), now_s=50.0)
-    known.apply(ended("d1"), partition=0, now_s=99.0)
-    view = corrections(known)
-    heard = seen(1, now_s=100.1, running=1.0, engine=engine)
-    view.heard(heard, 100.1)
-    assert view.standing(heard).load.foreign == foreign
-
-
-def test_a_foreign_one_that_came_since_the_scrape_before_waits_for_its_first_token() -> None:
-    view = corrections(ledger())
-    found = list[tuple[float, int, int]]()
-    for n, running in enumerate((1.0, 3.0, 3.0), 1):
-        heard = seen(n, now_s=100.0 + n, running=running)
-        view.heard(heard, 100.0 + n)
-        load = view.standing(heard).load
-        found.append((load.foreign, load.queued, load.decoding))
-    assert found == [(1, 0, 1), (3, 2, 1), (3, 0, 3)]  # of the first nobody knows when it came
-
-
-def test_after_a_long_silence_foreign_ones_are_not_taken_for_new() -> None:
-    view = corrections(ledger())
-    view.heard(seen(1, now_s=100.0, running=1.0), 100.0)
-    heard = seen(2, now_s=105.0, running=2.0)
-    view.heard(heard, 105.0)
-    assert view.standing(heard).load.queued == 0
-
-
 def others_place(known: Ledger, view: Corrections, *, beats: int, work_s: float) -> InstanceRow:
     """One placement of another replica, ended at once, and one heartbeat in each of so many seconds."""
     for n in range(1, beats + 1):

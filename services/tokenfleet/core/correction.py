@@ -7,7 +7,6 @@ other replicas placed since is expected at the rate at which they place there.
 """
 
 import math
-from collections.abc import Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -46,10 +45,9 @@ class Corrections:
         judged = Correction(
             order=row.order,
             at_s=at_s,
-            ended_after_s=at_s - min(lag_s, GAUGE_LAG_MAX_S.get(row.beat.engine, math.inf)),
+            ended_after_s=at_s - lag_s,
             count=running + waiting,
             waiting=waiting,
-            stayed=_unexplained(before, held) if since_s <= YOUNG_MAX_S else math.inf,
             mean=self._ledger.mean_work,
             others_work_s=held.others_work_s,
             others_share=_faded(before, held.others_work_s, since_s),
@@ -68,8 +66,8 @@ class Corrections:
         """The load of one instance: the ledger's without phantoms, with foreign sequences at mean work, and with the
         work that other replicas are likely to have placed.
 
-        Foreign ones that came since the scrape before wait for their first token; of the rest as many as the engine
-        says that wait. KV held is at least what the engine says it uses.
+        Of the foreign ones as many wait for their first token as the engine says that wait. KV held is at least what
+        the engine says it uses.
         """
         by = self._judged.get(row.beat.instance, NONE)
         standing = self._ledger.standing(row.beat.instance, believed_after_s=by.believed_after_s)
@@ -81,7 +79,7 @@ class Corrections:
         if not (foreign or expected_s) and used_tokens <= load.kv_held_tokens:
             return standing
         mean = by.mean
-        queued = max(foreign - by.stayed, min(foreign, by.waiting))
+        queued = min(foreign, by.waiting)
         decoding = foreign - queued
         corrected = replace(
             load,
@@ -105,8 +103,7 @@ class Correction(Struct, frozen=True, kw_only=True):
     """What one heartbeat told: `count` sequences at `at_s`, `waiting` of them not begun.
 
     A gauge may be older than the scrape: a sequence that ended after `ended_after_s` may have been counted. One that no
-    entry explains is taken for the `mean` of what had been placed by then; `stayed` of them had been there at the
-    scrape before.
+    entry explains is taken for the `mean` of what had been placed by then.
 
     Other replicas have placed `others_work_s` there ever, lately `others_share` seconds a second; what they placed in
     the last `unheard_s` is known neither from them nor by count.
@@ -120,7 +117,6 @@ class Correction(Struct, frozen=True, kw_only=True):
     ended_after_s: float = -math.inf
     count: float = 0.0
     waiting: float = 0.0
-    stayed: float = 0.0
     mean: MeanWork = MeanWork()
     others_work_s: float = 0.0
     others_share: float = 0.0
@@ -130,8 +126,6 @@ class Correction(Struct, frozen=True, kw_only=True):
 
 
 NONE = Correction()
-GAUGE_LAG_MAX_S: Mapping[str, float] = {"vllm": 0.25}  # set in every step; others may lag by correction_lag_s
-YOUNG_MAX_S = 2.0  # a sequence this old has likely had its first token
 FADE_S = 30.0  # replicas settle on instances of their own meanwhile: shorter, they wander; longer, they follow late
 
 
