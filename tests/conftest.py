@@ -4,9 +4,15 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.kafka_server import KafkaServer, OwnKafka, fetch_ahead, own_process, shared_kafka
 from tests.postgres_server import fresh_database, shared_postgres
+
+# The same examples each time, on however slow a machine; `--hypothesis-profile=explore` looks for others.
+settings.register_profile("explore", deadline=None)
+settings.register_profile("fixed", deadline=None, derandomize=True)
+settings.load_profile("fixed")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
