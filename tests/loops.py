@@ -1,7 +1,9 @@
-"""A loop for fixtures that are not coroutines."""
+"""Loops for fixtures that are not coroutines, and work beside a test."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
 
 
 def run_apart(work: Coroutine[object, object, None]) -> None:
@@ -14,3 +16,15 @@ def run_apart(work: Coroutine[object, object, None]) -> None:
         loop.run_until_complete(work)
     finally:
         loop.close()
+
+
+@asynccontextmanager
+async def running(*works: Coroutine[Any, Any, Any]) -> AsyncGenerator[None]:
+    """The work goes on until the block ends."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -104,8 +104,7 @@ async def test_replicas_are_lent_credit_and_grants_by_whoever_owns_the_book(kafk
         assert quota.spend(1, now_s=monotonic_s()) is None  # nobody had asked for any
         await until(lambda: quota.spend(1, now_s=monotonic_s()) is not None)
         assert sorted(one.owned + two.owned) == sorted([POOL, QUOTA])
-        two.purse.ask(
-            POOL,
+        asks = two.purse.line(POOL).ask(
             "r#0",
             tenant="acme",
             request_class="chat",
@@ -115,6 +114,7 @@ async def test_replicas_are_lent_credit_and_grants_by_whoever_owns_the_book(kafk
             left_s=30.0,
             now_s=monotonic_s(),
         )
+        two.purse.append(POOL, asks)
         await until(lambda: two.purse.waiting[POOL].granted(monotonic_s()) == ["r#0"])
         assert two.purse.waiting[POOL].token("r#0")
         [owned] = [each for replica in (one, two) for each in replica.states() if each.owned]

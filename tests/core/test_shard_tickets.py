@@ -3,9 +3,8 @@
 from msgspec.structs import replace
 
 from tests.core.shards import BOOK, SECRET, Replica, World
-from tokenfleet.core.shard.line import Line
 from tokenfleet.core.shard.owner import Owner
-from tokenfleet.core.shard.records import Grant, GrantUnused, Holder, Order, Ticket, TicketEnded, TokenShown
+from tokenfleet.core.shard.records import Grant, GrantUnused, Holder, TicketEnded, TokenShown
 from tokenfleet.core.shard.token import TokenRefused, sign, verify
 
 
@@ -452,58 +451,3 @@ def test_a_ticket_that_was_used_is_not_rebuilt_from_its_token() -> None:
     run(world, 0.3)
     assert b.waiting.ended() == [("q#0", "used")]
     assert [record.why for record in world.log if isinstance(record, TicketEnded)] == ["used", "used"]
-
-
-# the line
-
-
-def place(line: Line, name: str, tenant: str, work_s: float = 1.0, *, rank: int = 0) -> None:
-    order = Order(cluster="k", claim=0, n=1)
-    me = Holder(replica="b", start="1")
-    ticket = Ticket(
-        book=BOOK,
-        order=order,
-        holder=me,
-        n=1,
-        ticket=name,
-        tenant=tenant,
-        request_class="chat",
-        rank=rank,
-        units=1,
-        work_s=work_s,
-        virtual_start=line.start(rank, tenant),
-        token="",
-    )
-    line.put(ticket, holder=me, n=1, heard_s=0.0, heard_live_s=0.0)
-
-
-def names(line: Line) -> list[str]:
-    return [place.ticket.ticket for place in line.first(99)]
-
-
-def test_tenants_take_turns_by_work_and_an_idle_one_banks_nothing() -> None:
-    line = Line()
-    for number in range(4):
-        place(line, f"many{number}", "many")
-    place(line, "few0", "few")
-    assert names(line) == ["many0", "few0", "many1", "many2", "many3"]
-    for _ in range(3):
-        first = line.first(1)[0]
-        line.serve(first)
-        line.end(first.ticket.ticket)
-    place(line, "idle0", "idle")
-    place(line, "idle1", "idle")
-    assert names(line) == ["many2", "idle0", "many3", "idle1"]
-
-
-def test_a_lesser_rank_goes_first_and_what_came_back_before_all() -> None:
-    line = Line()
-    place(line, "batch", "t", rank=2)
-    place(line, "chat", "t", rank=0)
-    assert names(line) == ["chat", "batch"]
-    assert line.ahead(1, 0.0) == 1
-    batch = line.places["batch"]
-    line.serve(batch)
-    assert names(line) == ["chat"]
-    line.give_back(batch)
-    assert names(line) == ["batch", "chat"]

@@ -12,6 +12,7 @@ import msgspec
 
 from tests.adapters.desks import event, request
 from tests.builders import beat, row, shard
+from tests.loops import running
 from tests.ports import free_port
 from tests.processes.kept import Kept
 from tokenfleet.adapters.kafka import Kafka
@@ -144,13 +145,8 @@ class Log:
             kafka.follower(TICKETS, "b", self._ticket, start=BEGINNING),
             kafka.follower(PLACEMENTS, "b", self.placements.append, start=BEGINNING),
         ]
-        tasks = [asyncio.create_task(each.run()) for each in readers]
-        try:
+        async with running(*(each.run() for each in readers)):
             yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _ticket(self, record: Record[Any]) -> None:
         self.tickets.append(record)

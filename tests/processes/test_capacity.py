@@ -12,6 +12,7 @@ import pytest
 
 from tests.builders import beat, keys, placed, placements, row, shard, stored
 from tests.kafka_server import KafkaServer
+from tests.loops import running
 from tests.processes.children import Child
 from tokenfleet.adapters.clock import monotonic_s
 from tokenfleet.adapters.kafka import Kafka
@@ -128,17 +129,6 @@ async def fleet(server: KafkaServer, site: str, folder: Path) -> AsyncGenerator[
     finally:
         for each in workers:
             each.kill()
-
-
-@asynccontextmanager
-async def running(*works: Any) -> AsyncGenerator[None]:
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def collect(kafka: Kafka, topic: Topic[Any], site: str, into: list[Any]) -> Any:

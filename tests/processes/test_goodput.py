@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.kafka_server import Can, OwnKafka
+from tests.loops import running
 from tests.processes.children import Child
 from tokenfleet.adapters.clock import monotonic_s, wall_s
 from tokenfleet.adapters.kafka import Kafka
@@ -57,13 +58,8 @@ async def reading(kafka: Kafka) -> AsyncGenerator[Reader]:
         kafka.follower(GOODPUT, "", lambda record: reader.table.hear(record.message), start=BEGINNING),
         kafka.follower(FEEDBACK, "", lambda record: reader.feedback.append(record.message), start=BEGINNING),
     ]
-    tasks = [asyncio.create_task(follower.run()) for follower in followers]
-    try:
+    async with running(*(follower.run() for follower in followers)):
         yield reader
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def worker(kafka: OwnKafka, folder: Path) -> Child:

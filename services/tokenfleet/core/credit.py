@@ -22,7 +22,7 @@ from tokenfleet.core.shard.records import pool_book, ticket_of
 from tokenfleet.core.site import Site, pool_name
 from tokenfleet.core.slomax.admit import Ruling
 from tokenfleet.core.slomax.queues import output_price_s
-from tokenfleet.core.slomax.quota import Charge, tenant_entry
+from tokenfleet.core.slomax.quota import Charge, entry_of
 from tokenfleet.core.slomax.retry import retry_after_s
 from tokenfleet.core.tokenpilot.held import Waiting, waiting_of
 
@@ -32,6 +32,11 @@ class Claimed(Struct, frozen=True, kw_only=True):
 
     purse: Purse
     book: str
+
+
+def book_name(model: str, site: str) -> str:
+    """The name of the book of a model's pool."""
+    return pool_book(pool_name(model, site))
 
 
 def book_of(site: Site, policy: Policy, pool: PoolView) -> Claimed | None:
@@ -112,7 +117,7 @@ def lent_out(site: Site, asked: Asked, ruling: Ruling, sent: Dispatch | None, cl
 def granted_turns(site: Site, model: str, now_s: float) -> Iterator[tuple[Waiting, Turn]]:
     """The held requests of a pool that a book rules, whose turn it is: those with a grant, those that nobody keeps in
     line any more, and those that can wait no longer. Between two the caller tells of the one that is `gone`."""
-    purse, book = site.purse, pool_book(pool_name(model, site.name))
+    purse, book = site.purse, book_name(model, site.name)
     assert purse is not None
     ended = purse.ended(book)
     for waiting in tuple(site.held.of(model)):
@@ -129,7 +134,7 @@ def granted_turns(site: Site, model: str, now_s: float) -> Iterator[tuple[Waitin
 
 def has_ticket(site: Site, waiting: Waiting) -> bool:
     """Whether an owner has the held request in its line."""
-    book = pool_book(pool_name(waiting.request.model, site.name))
+    book = book_name(waiting.request.model, site.name)
     return site.purse is not None and site.purse.waits(book, ticket_of(*waiting.call))
 
 
@@ -137,7 +142,7 @@ def gone(site: Site, waiting: Waiting, now_s: float, *, placed: bool = False) ->
     """The held request waits no longer: its grant is used if it was `placed`, else its ticket is given back."""
     if site.purse is None:
         return
-    book, ticket = pool_book(pool_name(waiting.request.model, site.name)), ticket_of(*waiting.call)
+    book, ticket = book_name(waiting.request.model, site.name), ticket_of(*waiting.call)
     if not placed or site.purse.use(book, ticket, now_s=now_s) is None:
         site.purse.withdraw(book, ticket, now_s=now_s)
 
@@ -181,10 +186,9 @@ def _lines_up(asked: Asked, claimed: Claimed, waiting: Waiting) -> None:
     """The request waits for its turn from now on."""
     request, policy = waiting.request, asked.policy
     output_s = waiting.output_tokens * output_price_s(asked.pool)
-    claimed.purse.ask(
-        claimed.book,
+    asks = claimed.purse.line(claimed.book).ask(
         ticket_of(request.id, request.attempt),
-        tenant=tenant_entry(request.tenant, tenants=policy.tenants, default_tenant=policy.default_tenant),
+        tenant=entry_of(request.tenant, policy),
         request_class=waiting.request_class,
         rank=policy.classes[waiting.request_class].rank,
         units=asked.kv_tokens,
@@ -192,3 +196,4 @@ def _lines_up(asked: Asked, claimed: Claimed, waiting: Waiting) -> None:
         left_s=request.wait_max_s,
         now_s=asked.now_s,
     )
+    claimed.purse.append(claimed.book, asks)

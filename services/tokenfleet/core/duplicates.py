@@ -15,7 +15,7 @@ from tokenfleet.core.policy import Policy
 from tokenfleet.core.records import OutcomeEvent
 from tokenfleet.core.repeats import ANSWERS_KEPT_S
 from tokenfleet.core.slomax.idempotency import Keys
-from tokenfleet.core.slomax.quota import tenant_entry
+from tokenfleet.core.slomax.quota import entry_of
 from tokenfleet.core.tokenpilot.held import Held
 
 Logical = tuple[str, str]  # tenant and request
@@ -45,7 +45,7 @@ class Duplicates:
         need not run (it has completed: "done"); None: it is new, or has no key."""
         if not request.idempotency_key:
             return None
-        entry = _entry(request, policy)
+        entry = entry_of(request.tenant, policy)
         asked = self._keys.ask(entry, request.tenant, request.idempotency_key, body_of(request), now_s=now_s)
         if asked.known == "new" or asked.known == "done":
             return "done" if asked.known == "done" else None
@@ -65,7 +65,7 @@ class Duplicates:
         if decision.verdict in ("reject", "defer"):
             self.given_up(request)
             return
-        entry, key = _entry(request, policy), request.idempotency_key
+        entry, key = entry_of(request.tenant, policy), request.idempotency_key
         if self._keys.opened(entry, request.tenant, key, body_of(request), ticket=request.id, now_s=now_s):
             light = replace(decision, candidates=(), sites=(), shadows=(), block_keys=b"", tables={}, duplicate=True)
             self._originals[logical] = Original(decision=light, entry=entry, key=key, at_s=now_s)
@@ -115,7 +115,3 @@ def body_of(request: Request) -> int:
         return request.body_hash
     said = f"{request.model}\0{request.prompt_tokens}\0{request.max_tokens}\0".encode()
     return xxhash.xxh3_64_intdigest(said + request.block_keys)
-
-
-def _entry(request: Request, policy: Policy) -> str:
-    return tenant_entry(request.tenant, tenants=policy.tenants, default_tenant=policy.default_tenant)

@@ -31,7 +31,7 @@ from tokenfleet.core.records import SiteSummary
 from tokenfleet.core.site import Site, pool_name
 from tokenfleet.core.slomax.admit import Ruling, admit, barred
 from tokenfleet.core.slomax.classify import classify
-from tokenfleet.core.slomax.quota import Charge, tenant_entry
+from tokenfleet.core.slomax.quota import Charge, entry_of
 from tokenfleet.core.slomax.retry import retry_after_s
 from tokenfleet.core.summary import pool_summaries
 from tokenfleet.core.tokenpilot.held import Call, Waiting, waiting_of
@@ -179,7 +179,7 @@ def _asked(
 def _charge(site: Site, policy: Policy, request: Request, steps: Steps, now_s: float) -> Charge:
     """What the request takes from its tenant's quota: once a logical request, at its origin."""
     tenant = policy.tenant(request.tenant)
-    entry = tenant_entry(request.tenant, tenants=policy.tenants, default_tenant=policy.default_tenant)
+    entry = entry_of(request.tenant, policy)
     asked_here = steps.admission and request.hop == 0 and policy.products.slomax
     if not asked_here or site.repeats.was_charged(request):
         return Charge(tenant=entry)
@@ -308,7 +308,7 @@ def _retries_too_much(site: Site, asked: Asked) -> Decided | None:
     request, policy = asked.request, asked.policy
     if asked.turn is not None or request.hop or not asked.steps.admission or not policy.products.slomax:
         return None
-    entry = tenant_entry(request.tenant, tenants=policy.tenants, default_tenant=policy.default_tenant)
+    entry = entry_of(request.tenant, policy)
     if request.is_retry:
         if site.retries.has_left(entry) if request.dry_run else site.retries.retry(entry):
             return None

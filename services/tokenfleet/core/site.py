@@ -18,7 +18,7 @@ from tokenfleet.core.duplicates import Duplicates
 from tokenfleet.core.errors import PolicyError
 from tokenfleet.core.failures import FAILED, Failures
 from tokenfleet.core.fleetmind.sends import Sends
-from tokenfleet.core.goodput.judge import execution_of, judge
+from tokenfleet.core.goodput.judge import attained_of
 from tokenfleet.core.ledger import Ledger
 from tokenfleet.core.peers import Peers
 from tokenfleet.core.policy import Policy, newer_policy
@@ -48,7 +48,7 @@ from tokenfleet.core.shard.purse import Purse
 from tokenfleet.core.slomax.gates import Gates
 from tokenfleet.core.slomax.iterations import Iterations
 from tokenfleet.core.slomax.queues import Queues
-from tokenfleet.core.slomax.quota import Quotas, tenant_entry
+from tokenfleet.core.slomax.quota import Quotas, entry_of
 from tokenfleet.core.slomax.retry import RetryBudgets
 from tokenfleet.core.tokenpilot.held import Call, Held, Waiting
 
@@ -240,7 +240,7 @@ class Site:
         running = self.held.by_tenant() + Counter(self.ledger.running_by_tenant())
         total = 0
         for tenant, count in running.items():
-            own = tenant_entry(tenant, tenants=policy.tenants, default_tenant=policy.default_tenant)
+            own = entry_of(tenant, policy)
             if own == entry or (own in policy.tenants and policy.tenants[own].team == entry):
                 total += count
         return total
@@ -344,7 +344,7 @@ class Site:
         terms = self.policy.classes.get(event.request_class)
         if terms is None or terms.queue.role != "guarded":
             return
-        attained = judge(execution_of(event), terms, tpot_min_tokens=self.policy.goodput.tpot_min_tokens)
+        attained = attained_of(event, self.policy)
         if attained != "excluded":
             self.queues(event.model).allowance.settled(met=attained == "met", now_s=now_s)
 

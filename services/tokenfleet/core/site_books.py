@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from tokenfleet.core.credit import limit_of, ready
+from tokenfleet.core.credit import book_name, limit_of, ready
 from tokenfleet.core.shard.entries import Entries, PoolEntries
 from tokenfleet.core.shard.quota import HOLD_S, SpentCredit
-from tokenfleet.core.shard.records import pool_book, quota_book
+from tokenfleet.core.shard.records import quota_book
 from tokenfleet.core.shard.terms import SILENT_HOLD_S
-from tokenfleet.core.site import Site, pool_name
+from tokenfleet.core.site import Site
 
 READ_EVERY_S = 0.1  # how often capacity changes
 
@@ -31,7 +31,7 @@ class SiteBooks:
             return
         site, policy = self._site, self._site.policy
         self._looked_s = now_s
-        self._pools = {pool_book(pool_name(model, site.name)): model for model in policy.models}
+        self._pools = {book_name(model, site.name): model for model in policy.models}
         self._limits = {quota_book(name): terms.requests_per_minute_max for name, terms in policy.tenants.items()}
         for book, model in self._pools.items():
             pool = site.pool(model, now_s)

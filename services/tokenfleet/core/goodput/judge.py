@@ -102,6 +102,12 @@ def _all_met(execution: Execution, terms: RequestClass, tpot_min_tokens: int) ->
     )
 
 
+def attained_of(event: OutcomeEvent, policy: Policy) -> Attained:
+    """Judge one ended attempt under the terms that its class has now."""
+    terms = policy.classes.get(event.request_class)
+    return judge(execution_of(event), terms, tpot_min_tokens=policy.goodput.tpot_min_tokens)
+
+
 def ttft_bound_s(terms: RequestClass, prompt_tokens: int | None) -> float | None:
     """a₀ + a₁·N_in in seconds; None when no first-token term is agreed. An unknown prompt is given no allowance."""
     return terms.ttft_max_s(prompt_tokens or 0)

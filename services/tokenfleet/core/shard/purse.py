@@ -75,32 +75,11 @@ class Purse:
             book, credit = self._degraded.pop(decision)
             self.leases[book].ended(credit)
 
-    def ask(
-        self,
-        book: str,
-        ticket: str,
-        *,
-        tenant: str,
-        request_class: str,
-        rank: int,
-        units: int,
-        work_s: float,
-        left_s: float,
-        now_s: float,
-    ) -> None:
-        """A request begins to wait for its turn at the book's owner."""
-        waiting = self.waiting.setdefault(book, Waiting(book, self.me))
-        asks = waiting.ask(
-            ticket,
-            tenant=tenant,
-            request_class=request_class,
-            rank=rank,
-            units=units,
-            work_s=work_s,
-            left_s=left_s,
-            now_s=now_s,
-        )
-        self.append(book, asks)
+    def line(self, book: str) -> Waiting:
+        """What waits here for the book; what it says of a request that begins to wait is to be appended."""
+        if (known := self.waiting.get(book)) is None:
+            known = self.waiting[book] = Waiting(book, self.me)
+        return known
 
     def waits(self, book: str, ticket: str) -> bool:
         """Whether the ticket is in line, as far as is known here."""

@@ -3,7 +3,7 @@
 A first token is a residual, whichever replica was told of it; only the replica that judged a request hears of its end.
 """
 
-from tokenfleet.core.goodput.judge import execution_of, judge
+from tokenfleet.core.goodput.judge import attained_of
 from tokenfleet.core.policy import Policy
 from tokenfleet.core.records import Entry, OutcomeEvent, PlacementEvent
 from tokenfleet.core.slomax.feasible import Gate
@@ -44,8 +44,7 @@ class Gates:
         gate = self._gates.get(event.model)
         if gate is None or event.request not in gate:
             return
-        terms = self._policy.classes.get(event.request_class)
-        attained = judge(execution_of(event), terms, tpot_min_tokens=self._policy.goodput.tpot_min_tokens)
+        attained = attained_of(event, self._policy)
         if attained != "excluded":
             gate.ended(event.request, in_time=attained == "met", now_s=now_s)
 

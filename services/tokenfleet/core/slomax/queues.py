@@ -27,7 +27,7 @@ from tokenfleet.core.slomax.floor import Floor
 from tokenfleet.core.slomax.iterations import Iterations
 from tokenfleet.core.slomax.line import Line
 from tokenfleet.core.slomax.pacing import Pace, open_to, pace_of, price_s, reserved_of
-from tokenfleet.core.slomax.quota import tenant_entry
+from tokenfleet.core.slomax.quota import entry_of
 from tokenfleet.core.tokenpilot.cost import dense_work_s
 from tokenfleet.core.tokenpilot.held import Call, Look, Waiting
 
@@ -73,7 +73,7 @@ class Queues:
         terms = policy.classes[waiting.request_class]
         waiting.latest_start_s = latest_start_s(waiting, terms)
         waiting.joined_ns = self._fair(waiting.request_class, policy).virtual_ns
-        tenant = tenant_entry(waiting.request.tenant, tenants=policy.tenants, default_tenant=policy.default_tenant)
+        tenant = entry_of(waiting.request.tenant, policy)
         rank = _rank(waiting, terms.queue, policy.slomax.pacing)
         self._lines.setdefault(waiting.request_class, Line()).put(waiting, rank, tenant)
 

@@ -7,7 +7,7 @@ with R replicas a tenant may get up to R · N a minute, unless a book counts for
 
 from msgspec import Struct
 
-from tokenfleet.core.policy import Tenant
+from tokenfleet.core.policy import Policy, Tenant
 from tokenfleet.core.shard.leases import Credit
 from tokenfleet.core.shard.purse import Purse
 from tokenfleet.core.shard.quota import ahead_of
@@ -123,6 +123,11 @@ def _refused(tenant: str, full: str, limits: dict[str, int], retry_after_s: floa
 def tenant_entry(name: str, *, tenants: dict[str, Tenant], default_tenant: str) -> str:
     """The name under which `name` is counted: itself if the policy knows it, else the default tenant's."""
     return name if name in tenants else default_tenant
+
+
+def entry_of(name: str, policy: Policy) -> str:
+    """The same under a policy."""
+    return tenant_entry(name, tenants=policy.tenants, default_tenant=policy.default_tenant)
 
 
 def _bucket(now_s: float) -> int:
