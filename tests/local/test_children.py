@@ -184,8 +184,9 @@ async def test_a_child_that_nobody_follows_any_more_is_killed_and_closed(tmp_pat
         async with asyncio.timeout(0.05):
             await child.ended()
     assert process._transport.is_closing()  # pyright: ignore[reportAttributeAccessIssue]
+    assert process.returncode == -signal.SIGKILL  # reaped, or the interpreter warns of it later
     assert child.pid is None
-    await until(lambda: not alive(pid))
+    assert not alive(pid)
 
 
 def test_children_start_while_grpc_calls_are_under_way() -> None:

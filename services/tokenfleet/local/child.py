@@ -104,6 +104,8 @@ class Child:
         finally:
             kill_group(process.pid)  # what the child itself had started goes with it
             self.birth = None
+            if process.returncode is None:  # cancelled: nobody waits for it after this
+                await ends_within(process, KILL_WAIT_S)
             # asyncio closes it some turns of the loop later, which a loop that ends now never takes.
             process._transport.close()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownMemberType]
         return process.returncode if process.returncode is not None else -signal.SIGKILL

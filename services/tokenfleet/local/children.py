@@ -113,9 +113,9 @@ class Supervisor:
                 self._tell(child.last_exit)
                 if delay_s is None or await is_set_within(child.asked_to_stop, delay_s):
                     return
-                child.restarts += 1
                 try:
                     await child.start()
+                    child.restarts += 1
                 except OSError as error:  # for a while, perhaps: no memory, a full process table
                     LOG.error("%s could not be started again: %s", child.program.name, error)
                 self._record()
