@@ -57,7 +57,7 @@ def test_a_goal_is_met_from_its_own_side() -> None:
     facts = {"part": "kv", "name": "n", "unit": "µs", "goal": 2.0}
     figures = [Figure(value=value, at_most=most, **facts) for value in (1.0, 3.0) for most in (True, False)]  # pyright: ignore[reportArgumentType]  # facts of several types
     assert [each.met for each in figures] == [True, False, False, True]
-    report = Report(figures=tuple(figures), python="3", cpus=1, load_before=0.0)
+    report = Report(figures=tuple(figures), python="3", cpus=1, load_before=0.0, compiled=True)
     for quick, missed in ((False, 2), (True, 0)):
         console = Console(width=200)
         with console.capture() as told:

@@ -7,6 +7,7 @@ slot's own bit is one object shared by all keys that only it holds; keys stored 
 
 from collections.abc import Iterator
 from functools import cache
+from itertools import repeat
 
 import numpy as np
 from msgspec import Struct
@@ -111,8 +112,7 @@ class BlockTable:
         wanted: list[int] = np.frombuffer(keys, "<u8").tolist()
         bits = len(wanted).bit_length()
         planes = [0] * bits
-        for key, bit in zip(wanted, changing_bits(bits), strict=False):
-            held = holders.get(key, 0)
+        for key, held, bit in zip(wanted, map(holders.get, wanted, repeat(0)), changing_bits(bits), strict=False):
             if coming and key in coming:
                 held = (held & among if unheard else held) | coming[key]
             elif unheard:

@@ -129,7 +129,8 @@ class InstancePlacements:
         self._sums = None
 
     def _added_up(self, believed_after_s: float) -> "_Sums":
-        queued: list[Placed] = []
+        head: Placed | None = None
+        works_s: list[float] = []
         uncached = decoding = context = held = 0
         classes: dict[str, int] = {}
         classes_queued: dict[str, int] = {}
@@ -137,21 +138,23 @@ class InstancePlacements:
             if placed.placed_at_s <= believed_after_s:
                 continue
             entry = placed.entry
-            classes[entry.request_class] = classes.get(entry.request_class, 0) + 1
+            name = entry.request_class
+            classes[name] = classes.get(name, 0) + 1
             held += entry.kv_tokens
             if placed.first_token:
                 decoding += 1
                 context += entry.kv_tokens
             else:
-                queued.append(placed)
-                classes_queued[entry.request_class] = classes_queued.get(entry.request_class, 0) + 1
+                if head is None or (placed.placed_at_s <= head.placed_at_s and _place(placed) < _place(head)):
+                    head = placed
+                works_s.append(entry.work_s)
+                classes_queued[name] = classes_queued.get(name, 0) + 1
                 uncached += entry.uncached_tokens
-        head = min(queued, key=_place, default=None)
-        work_s = math.fsum([placed.entry.work_s for placed in queued])
+        work_s = math.fsum(works_s)
         load = Load(
             backlog_s=work_s,
             behind_s=max(0.0, work_s - head.entry.work_s) if head else 0.0,
-            queued=len(queued),
+            queued=len(works_s),
             queued_tokens=uncached,
             decoding=decoding,
             context_tokens=float(context),

@@ -18,7 +18,6 @@ from tokenfleet.core.columns import (
     NUMBER_MAX,
     SECONDS_MAX,
     Columns,
-    Depths,
     Fixed,
     Flags,
     Floats,
@@ -29,6 +28,7 @@ from tokenfleet.core.columns import (
     operator_share,
 )
 from tokenfleet.core.failures import Standing as FailureStanding
+from tokenfleet.core.hits import Planes, tokens_held
 from tokenfleet.core.known import known
 from tokenfleet.core.load import Standing
 from tokenfleet.core.policy import LivenessPolicy
@@ -71,7 +71,9 @@ class PoolTable:
         )
         size = len(rows)
         self._numbers = np.zeros((FIELDS, size))
+        self._fields = tuple(self._numbers)
         self._told = [UNTOLD] * size
+        self._of: list[tuple[InstanceRow, Availability, float, KvState, int] | None] = [None] * size  # as last put
         self._fixed: Fixed | None = None
         self._failing: Flags | None = None  # None: nobody
         self._partial: set[int] = set()  # slots with an unknown number
@@ -81,7 +83,7 @@ class PoolTable:
         self._classes_queued: dict[str, Floats] = {}
         self._kept = Kept()
         self._oldest_s: tuple[float, float] | None = None
-        self._p_hit: tuple[list[float], Floats] | None = None  # by KV_STATES, by slot
+        self._p_hit: tuple[tuple[float, ...], Floats] | None = None  # what it follows from, by slot
 
     def put(
         self,
@@ -99,16 +101,44 @@ class PoolTable:
         `availability` is the engine's or the operator's word, without what age and failures say. `kv_slot` is its place
         in the prefix index, −1 without credit.
         """
-        beat, labels, load = row.beat, self.labels, standing.load
-        slot = labels.slots[beat.instance]
-        if not labels.same(slot, address=beat.address, model=beat.model, digest=beat.model_digest):
-            return False
-        total = _told(known(row.kv_total_tokens))
+        labels, load = self.labels, standing.load
+        slot = labels.slots[row.beat.instance]
+        of = row, availability, weight, kv_state, kv_slot
+        if self._of[slot] != of:
+            if not labels.same(slot, address=row.beat.address, model=row.beat.model, digest=row.beat.model_digest):
+                return False
+            self._tell(slot, row, availability, weight, policy)
+            self._kv_state[slot], self._kv_slot[slot], self._p_hit = KV_STATES.index(kv_state), kv_slot, None
+            self._of[slot] = of
+        total = self._told[slot].kv_total
         held, context = _told(known(load.kv_held_tokens)), _told(known(load.context_tokens))
+        self._kept.changed.add(slot)
+        numbers = self._numbers  # one by one: a third of what it costs to make an array of them first
+        numbers[WORK, slot] = min(load.backlog_s, SECONDS_MAX)
+        numbers[HEAD_BEGAN, slot] = standing.head_began_s
+        numbers[HEAD_WORK, slot] = standing.head_work_s
+        numbers[BEHIND, slot] = min(load.behind_s, SECONDS_MAX)
+        numbers[QUEUED, slot] = load.queued
+        numbers[QUEUED_TOKENS, slot] = load.queued_tokens
+        numbers[DECODING, slot] = load.decoding
+        numbers[OPEN, slot] = load.queued + load.decoding + load.foreign
+        numbers[CONTEXT_TOKENS, slot] = context
+        numbers[KV_HELD, slot] = held
+        numbers[KV_ROOM, slot] = kv_room(held, total)
+        (self._partial.add if total + held + context != total + held + context else self._partial.discard)(slot)
+        _count(load.class_running, self._classes, slot, len(labels.names))
+        _count(load.class_queued, self._classes_queued, slot, len(labels.names))
+        return True
+
+    def _tell(
+        self, slot: int, row: InstanceRow, availability: Availability, weight: float, policy: LivenessPolicy
+    ) -> None:
+        """What follows from the row and the operator's word alone."""
+        beat = row.beat
         told = _Told(
             OUT if beat.refused else AVAILABILITIES.index(availability),
             weight == 0.0,
-            total,
+            _told(known(row.kv_total_tokens)),
             beat.context_max_tokens or np.nan,
             operator_share(weight),
             is_failing(beat, policy),
@@ -116,27 +146,6 @@ class PoolTable:
         if told != self._told[slot]:
             self._told[slot], self._fixed = told, None
         self._hear(slot, row)
-        self._kept.changed.add(slot)
-        self._numbers[WORK:, slot] = (
-            min(load.backlog_s, SECONDS_MAX),
-            standing.head_began_s,
-            standing.head_work_s,
-            min(load.behind_s, SECONDS_MAX),
-            load.queued,
-            load.queued_tokens,
-            load.decoding,
-            load.queued + load.decoding + load.foreign,
-            context,
-            held,
-            kv_room(held, total),
-        )
-        (self._partial.add if total + held + context != total + held + context else self._partial.discard)(slot)
-        if self._kv_state[slot] != KV_STATES.index(kv_state):
-            self._kv_state[slot], self._p_hit = KV_STATES.index(kv_state), None
-        self._kv_slot[slot] = kv_slot
-        _count(load.class_running, self._classes, slot, len(labels.names))
-        _count(load.class_queued, self._classes_queued, slot, len(labels.names))
-        return True
 
     def heard(self, row: InstanceRow) -> None:
         """The same heartbeat came again with another age."""
@@ -150,11 +159,9 @@ class PoolTable:
         if numbers[BORN, slot] != born_s or numbers[SILENT_SINCE, slot] != silent_since_s:
             numbers[BORN, slot], numbers[SILENT_SINCE, slot], self._oldest_s = born_s, silent_since_s, None
 
-    def hits(self, depths: Depths, block_tokens: int) -> Floats:
-        """Tokens that each instance holds, of blocks by place in the prefix index (the last is 0: no credit)."""
-        hits = depths.take(self._kv_slot).astype(np.float64)
-        hits *= block_tokens
-        return hits
+    def hits(self, planes: Planes, block_tokens: int) -> Floats:
+        """Tokens that each instance holds, of the prefix index's bit planes."""
+        return tokens_held.of(len(self._kv_slot))(planes, self._kv_slot, block_tokens)
 
     def snapshot(
         self,
@@ -168,7 +175,7 @@ class PoolTable:
     ) -> Columns:
         """The columns now, good until the next fact is taken in. `hits` are the tokens of the request's prefix that
         each holds, None for no request."""
-        numbers = self._numbers
+        numbers = self._fields
         fixed = self._known_fixed()
         aged_s, unsure, suspect, lives = self._ages(now_s, policy)
         fixed, probe = self._overruled(fixed, failures, lives)
@@ -257,18 +264,18 @@ class PoolTable:
 
     def _chances(self, calibration: PoolCalibration) -> Floats:
         """The chance that a credited block is there, of each instance."""
-        chances = [p_hit(calibration, state) for state in KV_STATES]
-        if self._p_hit is None or self._p_hit[0] != chances:
-            self._p_hit = chances, np.array(chances)[self._kv_state]
+        of = calibration.p_hit, calibration.p_hit_approx, calibration.p_hit_dispatch
+        if self._p_hit is None or self._p_hit[0] != of:
+            self._p_hit = of, np.array([p_hit(calibration, state) for state in KV_STATES])[self._kv_state]
         return self._p_hit[1]
 
 
 def _count(counted: Mapping[str, int], columns: dict[str, Floats], slot: int, size: int) -> None:
     """Put the counts of one instance by class into the columns of all."""
-    for name in counted.keys() | columns.keys():
-        counts = columns.get(name)
-        if counts is None:
-            counts = columns[name] = np.zeros(size)
+    for name in counted:
+        if name not in columns:
+            columns[name] = np.zeros(size)
+    for name, counts in columns.items():
         counts[slot] = counted.get(name, 0)
 
 

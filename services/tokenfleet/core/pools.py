@@ -74,7 +74,7 @@ class Pools:
         keyed = request if request is not None and request.block_keys else None
         return table.snapshot(
             now_s,
-            hits=table.hits(self._prefix.depths(keyed.block_keys), keyed.block_tokens) if keyed else None,
+            hits=table.hits(self._prefix.planes(keyed.block_keys), keyed.block_tokens) if keyed else None,
             calibration=calibration,
             failures=self._failures.standings(table.labels.slots, now_s) if self._failures.some_held else {},
             policy=self._policy,
@@ -87,7 +87,7 @@ class Pools:
         table = self._tables.get(request.model)
         if table is None or not request.block_keys:
             return np.zeros(0 if table is None else len(table.labels.names))
-        return table.hits(self._prefix.depths(request.block_keys), request.block_tokens)
+        return table.hits(self._prefix.planes(request.block_keys), request.block_tokens)
 
     def _take_in(self) -> None:
         """Put what changed into the tables; all of it when instances came or went."""

@@ -6,12 +6,10 @@ instance's credit until the next complete snapshot. The index is a lower bound o
 
 from collections.abc import Iterable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tokenfleet.core.block_table import BlockTable, Census
 from tokenfleet.core.columns import Depths
 from tokenfleet.core.expected import Expected
+from tokenfleet.core.hits import Planes, depths_of, planes_of
 from tokenfleet.core.kv_stream import KvStream
 from tokenfleet.core.records import KvDelta, KvDigest, KvRecord, KvState
 
@@ -80,13 +78,12 @@ class PrefixIndex:
 
     def depths(self, keys: bytes) -> Depths:
         """Blocks of `keys` held from the first on without a break, by slot; the last is 0: no credit."""
-        slots = self._table.slots_opened + 1
+        return depths_of(self.planes(keys))
+
+    def planes(self, keys: bytes) -> Planes:
+        """The same as bit planes."""
         planes = self._table.planes(keys, self._credited, self._expected)
-        size = (slots + 7) // 8
-        depths: Depths = _bytes_of(planes[:8], size)
-        for place in range(8, len(planes), 8):
-            depths = np.add(depths, _bytes_of(planes[place : place + 8], size).astype(np.uint32) << np.uint32(place))
-        return depths[:slots]
+        return planes_of(planes, self._table.slots_opened)
 
     def slot(self, instance: str) -> int:
         """The instance's place in `depths`, −1 when nothing was ever heard of its blocks."""
@@ -152,13 +149,3 @@ class PrefixIndex:
 SWEPT_PER_KEY = 4  # keys looked at for each key stored: a sweep ends before the table has grown by a quarter
 SWEPT_AT_LEAST = 16
 SWEPT_AT_MOST = 20_000  # about 3 ms
-
-
-PLACES = np.arange(8, dtype=np.uint64)[:, None]
-
-
-def _bytes_of(planes: list[int], size: int) -> NDArray[np.uint8]:
-    """The number of each slot, of up to 8 bit planes of `size` bytes, eight slots at a time."""
-    packed = np.frombuffer(b"".join([plane.to_bytes(size, "little") for plane in planes]), np.uint8)
-    bits = np.unpackbits(packed, bitorder="little").view(np.uint64).reshape(len(planes), size)
-    return np.bitwise_or.reduce(bits << PLACES[: len(planes)], axis=0).view(np.uint8)

@@ -6,6 +6,7 @@ PostgreSQL is away, and says how old they are.
 
 import asyncio
 import logging
+from collections import Counter as CountOf
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -41,6 +42,7 @@ from tokenfleet.adapters.topics import (
     SKETCH,
     SUMMARY,
 )
+from tokenfleet.core.compiled import COMPILED_FROM, load
 from tokenfleet.core.errors import SetupError
 from tokenfleet.core.records import CapacityShard
 from tokenfleet.core.shard.records import Holder
@@ -102,6 +104,7 @@ async def run(settings: DecideSettings) -> None:
                 watched(tasks, sender.run(), name="sender")
                 watched(tasks, desk.holding.run(), name="holding")
                 watched(tasks, _advance(site, followers, counts[PLACEMENTS.name]), name="advance")
+                tasks.create_task(_compile(site), name="compile")
                 await asyncio.gather(*(follower.until_caught_up() for follower in followers))
                 if shards is not None:
                     desk.books = shards.states
@@ -206,6 +209,18 @@ async def _advance(site: Site, followers: list[Follower[Any]], partitions: int) 
         BLOCKS_INDEXED.set(site.prefix.blocks_total)
         LEDGER_ENTRIES.set(len(site.ledger))
         RULE.state(site.policy.tokenpilot.rule)
+
+
+async def _compile(site: Site) -> None:
+    """Once a pool is large, compiles the loops over it beside the decisions. Without numba the arrays go on serving."""
+    while max(CountOf(row.beat.model for row in site.capacity.rows()).values(), default=0) < COMPILED_FROM:
+        await asyncio.sleep(ADVANCE_PERIOD_S)
+    try:
+        loaded = await asyncio.to_thread(load)
+    except Exception:  # a compiler's fault costs speed and no decision
+        log.exception("a large pool is not served by compiled loops")
+    else:
+        log.info("a large pool is served by %s", "compiled loops" if loaded else "arrays: numba isn't installed")
 
 
 def _tables(followers: list[Follower[Any]]) -> tuple[bool, str]:

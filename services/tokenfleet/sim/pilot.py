@@ -6,6 +6,7 @@ from itertools import count
 from msgspec.structs import replace
 
 from tokenfleet.core.asked import ROUTE, Decided, Ids
+from tokenfleet.core.compiled import COMPILED_FROM, load
 from tokenfleet.core.decision import Request
 from tokenfleet.core.policy import (
     REQUIRED_CLASSES,
@@ -40,6 +41,8 @@ class Pilot:
         policy = setup.policy or policy_of(
             setup.profile, weights=setup.weights, prior_factor=setup.prior_factor, learning=setup.learning
         )
+        if len(setup.instances) >= COMPILED_FROM:
+            load()
         self.site = Site(SITE, policy, replica=setup.gateway)
         self._publish = setup.publish
         self._names = (f"{setup.gateway}-{number}" for number in count(1))

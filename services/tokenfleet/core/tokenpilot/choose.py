@@ -5,16 +5,16 @@ from random import Random
 
 import numpy as np
 import xxhash
-from msgspec.structs import replace
 
 from tokenfleet.core.blocks import KEY_BYTES
 from tokenfleet.core.columns import Columns, Flags, Floats, Hashes, Slots
 from tokenfleet.core.decision import Request
 from tokenfleet.core.policy import Policy, TokenPilotPolicy
 from tokenfleet.core.pool import PoolView
-from tokenfleet.core.tokenpilot.cost import COST, Costs, weigh
+from tokenfleet.core.tokenpilot.cost import Costs, weigh
 from tokenfleet.core.tokenpilot.evidence import Chosen, refusal, routing_of
 from tokenfleet.core.tokenpilot.filters import ask_of, hard, soften, trusted
+from tokenfleet.core.tokenpilot.kernel import RATIO, WAIT, WORK
 from tokenfleet.core.tokenpilot.routing import Routing
 from tokenfleet.core.tokenpilot.rules import picked
 
@@ -57,10 +57,16 @@ def choose(
     able, excluded = hard(columns, ask, allowed)
     if not len(columns) or (able is not None and not able.any()):
         return refusal(pool, excluded)
-    costs = weigh(request.prompt_tokens, pool, weights, able, output_q50=output_q50, ahead_s=ahead_s, held_s=held_s)
-    if pace_s is not None:
-        costs.terms[COST] += pace_s
-        costs = replace(costs, pace_s=pace_s)
+    costs = weigh(
+        request.prompt_tokens,
+        pool,
+        weights,
+        able,
+        output_q50=output_q50,
+        ahead_s=ahead_s,
+        held_s=held_s,
+        pace_s=pace_s,
+    )
     left, removed, relaxed = soften(columns, costs, able, ask, blind=weights.rule != "cost")
     sure = trusted(columns)
     suspect_only = sure is not None and not (sure if able is None else sure & able).any()
@@ -104,30 +110,41 @@ def _cheapest(
     `last` is the slot of the session's last instance, −1 without one.
     """
     cost_s = costs.cost_s
-    best = int(cost_s.argmin())
-    if left is not None and not left[best]:
-        cost_s = np.where(left, cost_s, np.inf)
-        best = int(cost_s.argmin())
-    least_s = float(cost_s[best])
+    best = next((slot for slot in costs.least if left is None or left[slot]), -1)
+    if best < 0 and left is not None:
+        best = int(np.where(left, cost_s, np.inf).argmin())
+    least_s = cost_s.item(best)
     if last >= 0 and last != best and (left is None or left[last]):
-        staying_s = float(cost_s[last])
+        staying_s = cost_s.item(last)
         gain_min_s = max(weights.session_gain_min_s, weights.session_gain_min_share * staying_s)
         if staying_s - least_s <= gain_min_s:  # a session gains too little by moving
             return Chosen(last, "session")
     if last == best:
         return Chosen(best, "least_cost")
-    near = (cost_s <= least_s + _tie_s(best, costs, weights)).nonzero()[0]
-    near = near if left is None else near[left.take(near)]
+    near = _near(least_s + _tie_s(best, costs, weights), costs, left)
     if len(near) == 1:
         return Chosen(best, "least_cost")
-    share = columns.fixed.share[near]
+    near = np.array(near)
+    share = columns.fixed.share.take(near)
     if len(request.block_keys) >= KEY_BYTES and not _any_warm(near, columns):
         home = home_of(columns.labels.hashes[near], share, request.block_keys[:KEY_BYTES])
         return Chosen(near.item(home), "prefix_home", near_ties=len(near))
-    upto = (share.cumsum() / share.sum()).tolist()
+    upto = share.cumsum()
+    upto = (upto / upto[-1]).tolist()
     place = min(bisect_right(upto, rng.random()), len(near) - 1)
     drawn = (upto[place - 1] if place else 0.0, upto[place])
     return Chosen(near.item(place), "near_tie", near_ties=len(near), drawn=drawn)
+
+
+def _near(upto_s: float, costs: Costs, left: Flags | None) -> list[int] | Slots:
+    """Those left that cost so much at most, in the order of their names."""
+    cost_s, least = costs.cost_s, costs.least
+    if costs.all_least or cost_s.item(least[-1]) > upto_s:
+        near = [slot for slot in least if cost_s.item(slot) <= upto_s and (left is None or left[slot])]
+        near.sort()
+        return near
+    near = (cost_s <= upto_s).nonzero()[0]
+    return near if left is None else near[left.take(near)]
 
 
 def home_of(names: Hashes, share: Floats, first_key: bytes) -> int:
@@ -142,7 +159,8 @@ def _any_warm(near: Slots, columns: Columns) -> bool:
 
 def _tie_s(best: int, costs: Costs, weights: TokenPilotPolicy) -> float:
     """How far above the least a cost may lie and still be called equal: a share of the prediction's own spread."""
-    spread_s = float(costs.ratio[best] * (costs.wait_s[best] + costs.work_s[best]))
+    terms = costs.terms
+    spread_s = terms.item(RATIO, best) * (terms.item(WAIT, best) + terms.item(WORK, best))
     return min(max(weights.tie_min_s, weights.tie_margin_share * spread_s), max(weights.tie_min_s, weights.tie_max_s))
 
 

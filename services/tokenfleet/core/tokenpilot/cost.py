@@ -9,33 +9,49 @@ import math
 import numpy as np
 from msgspec import Struct
 
-from tokenfleet.core.accounts import Coefficients
-from tokenfleet.core.columns import AGE_NORMAL_S, SECONDS_MAX, Columns, Flags, Floats, most
+from tokenfleet.core.columns import AGE_NORMAL_S, SECONDS_MAX, Columns, Flags, Floats
 from tokenfleet.core.known import known
 from tokenfleet.core.policy import TokenPilotPolicy
 from tokenfleet.core.pool import PoolView
 from tokenfleet.core.predict.work import COMPUTED_TOKENS_MIN, prefill_work_s, uncached_tokens
+from tokenfleet.core.tokenpilot.kernel import (
+    COST,
+    KEPT_RATIO,
+    NOBODY,
+    NOTHING,
+    ROOM,
+    STEP,
+    TERMS,
+    TTFT,
+    WAIT,
+    Scale,
+    crowding_s,
+    overfull_s,
+    prefill_s,
+    weighed,
+)
 
 AGE_MAX_S = 10.0  # beyond, an instance is suspect anyway; also stands for an unknown age
-KV_USE_MAX = 0.98  # keeps the pressure term finite at full KV
-COST, TTFT, WAIT, WORK, SAVED, RATIO, KV, KV_USE = range(8)  # rows of the terms
-TERMS = 8
-ROOM, STEP, KEPT_RATIO = range(3)  # rows of what is kept from one request to the next
 
 
 class Costs(Struct, frozen=True):
     """The terms of all instances, good until the same pool is weighed again.
 
-    They are finite; ttft and cost are ≥ 0, the bias (one for all unless it must be cut) may be negative. `terms` has a
-    row for each of COST to KV_USE, so that all of a few instances are looked up at once. `saved` are the expected
-    seconds that the cache takes off the work, `ratio` is the p90 of the prediction's relative error, `kv_use` the share
-    of KV in use once the request is there, the pool's typical one where unknown. `pace_s` is what pacing added, None
-    where classes don't share.
+    They are finite; ttft and cost are ≥ 0, the bias (cut where the wait is shorter) may be negative. `terms` has a row
+    for each of COST to KV_USE (core.tokenpilot.kernel), so that all of a few instances are looked up at once. `saved`
+    are the expected seconds that the cache takes off the work, `ratio` is the p90 of the prediction's relative error,
+    `kv_use` the share of KV in use once the request is there, the pool's typical one where unknown. `pace_s` is what
+    pacing adds, None where classes don't share. `least` are the slots of the least costs of the able, least first,
+    equal ones in the order of their names; `all_least` says that they are all of the able.
     """
 
     terms: Floats
-    bias_s: Floats | float
+    bias_s: float
     reuse_price: float
+    least: list[int]
+    all_least: bool
+    most_wait_s: float
+    most_ttft_s: float
     pace_s: Floats | None = None
 
     @property
@@ -50,14 +66,6 @@ class Costs(Struct, frozen=True):
     def wait_s(self) -> Floats:
         return self.terms[WAIT]
 
-    @property
-    def work_s(self) -> Floats:
-        return self.terms[WORK]
-
-    @property
-    def ratio(self) -> Floats:
-        return self.terms[RATIO]
-
 
 def weigh(
     prompt_tokens: int,
@@ -68,40 +76,63 @@ def weigh(
     output_q50: float,
     ahead_s: Floats | None = None,
     held_s: float = 0.0,
+    pace_s: Floats | None = None,
 ) -> Costs:
     """Of a prompt with a likely (q50) output. `able` are the instances that may serve it, None for all: the pool's
     mean and typical values are theirs. `ahead_s` is held work that goes first on each, `held_s` all that is held, per
-    instance."""
-    columns, calibration = pool.columns, pool.calibration
+    instance; `pace_s` is added to the cost."""
+    columns, c, bias_s = pool.columns, pool.coefficients, pool.calibration.bias_s
+    fixed, size = columns.fixed, len(columns)
     if not columns.kept.terms.size:
-        columns.kept.terms = np.empty((TERMS, len(columns)))
-    terms = columns.kept.terms
-    cost_s, ttft_s, wait_s, work_s, saved_s, ratio, kv_s, kv_use = terms
-    _wait_s(prompt_tokens, pool, able, out=wait_s)
-    if ahead_s is not None:
-        wait_s += ahead_s
-    kept = _kept(pool)
-    _work(prompt_tokens, pool, kept, able, out=work_s, saved_s=saved_s)
+        columns.kept.terms = np.empty((TERMS, size))
+    terms, least = columns.kept.terms, np.empty(weights.candidates_kept + 1, np.intp)
+    cold = float(uncached_tokens(prompt_tokens, 0))
+    load_tokens = prompt_tokens + (known(output_q50) or 0.0)
     price = reuse_price(columns.behind_s if able is None else columns.behind_s[able], held_s, weights)
-    _kv_use(columns, prompt_tokens + (known(output_q50) or 0.0), able, out=kv_use)
-    kv_pressure_s(kv_use, weights, out=kv_s)
-    _grow(columns, kept[KEPT_RATIO], out=ratio)
-    np.add(wait_s, work_s, out=ttft_s)
-    np.multiply(weights.margin_weight, ratio, out=cost_s)
-    cost_s *= ttft_s
-    # What was learned to come earlier than predicted is taken from the wait: no prompt beats its own prefill.
-    bias = calibration.bias_s if abs(calibration.bias_s) < SECONDS_MAX else 0.0
-    bias_s = bias if bias >= 0.0 else np.maximum(bias, -wait_s)
-    if bias:
-        ttft_s += bias_s
-    cost_s += ttft_s
-    cost_s += price * work_s
-    cost_s += kv_s
-    if weights.decode_price_s:
-        cost_s += weights.decode_price_s * columns.decoding
-    if columns.fixed.surcharge is not None:
-        cost_s += columns.fixed.surcharge * ttft_s
-    return Costs(terms, bias_s, price)
+    scale = Scale(  # by place: a call that names so many fields takes five times as long
+        float(prompt_tokens),
+        cold,
+        max(c.w_min_s, c.a_s * cold) + c.b_s * cold * cold / 2,
+        float(max(min(prompt_tokens, COMPUTED_TOKENS_MIN), 1)),
+        c.w_min_s,
+        c.a_s,
+        c.b_s,
+        float(load_tokens),
+        np.nan if columns.whole else _typical_kv_use(columns, load_tokens, able),
+        weights.kv_lambda_s,
+        weights.kv_knee,
+        weights.kv_slope_s,
+        bias_s if abs(bias_s) < SECONDS_MAX else 0.0,
+        weights.margin_weight,
+        price,
+        weights.decode_price_s,
+    )
+    found, most_wait_s, most_ttft_s = weighed.of(size)(
+        scale,
+        columns.backlog_s if not columns.unsure else _backlog_s(prompt_tokens, pool, able),
+        NOTHING if ahead_s is None else ahead_s,
+        _kept(pool) if columns.whole and not columns.aged else _grown(pool, able),
+        NOTHING if columns.hits is None or not prompt_tokens else columns.hits,
+        columns.p_hit,
+        columns.kv_held,
+        fixed.kv_total,
+        columns.decoding,
+        NOTHING if fixed.surcharge is None else fixed.surcharge,
+        NOTHING if pace_s is None else pace_s,
+        NOBODY if able is None else able,
+        terms,
+        least,
+    )
+    return Costs(
+        terms,
+        scale.bias_s,
+        price,
+        least[:found].tolist(),
+        found < len(least),
+        most_wait_s,
+        most_ttft_s,
+        pace_s,
+    )
 
 
 def reuse_price(behind_s: Floats, held_s: float, weights: TokenPilotPolicy) -> float:
@@ -115,13 +146,10 @@ def reuse_price(behind_s: Floats, held_s: float, weights: TokenPilotPolicy) -> f
     return min(weights.reuse_max, weights.reuse_base + weights.reuse_slope_per_s * (queued_s + held_s))
 
 
-def _wait_s(prompt_tokens: int, pool: PoolView, able: Flags | None, *, out: Floats) -> None:
+def _backlog_s(prompt_tokens: int, pool: PoolView, able: Flags | None) -> Floats:
     """The backlog; where it is unknown the pool's p75, and one never heard waits at least that: not idle for all we
     know."""
     columns = pool.columns
-    out[:] = columns.backlog_s
-    if not columns.unsure:
-        return
     cold_s = prefill_work_s(
         uncached_tokens(prompt_tokens, 0),
         0,
@@ -130,50 +158,21 @@ def _wait_s(prompt_tokens: int, pool: PoolView, able: Flags | None, *, out: Floa
         coefficients=pool.coefficients,
         budget_tokens=pool.budget_tokens,
     )
-    typical_s = upper_quartile(out if able is None else out[able], otherwise=cold_s)
-    np.fmax(out, typical_s, out=out, where=np.isnan(columns.age_s) | np.isnan(out))
-
-
-def _work(
-    prompt_tokens: int, pool: PoolView, kept: Floats, able: Flags | None, *, out: Floats, saved_s: Floats
-) -> None:
-    """Expected work, and what the cache saves of it.
-
-    The prefix is there with chance p: p · work(hit) + (1 − p) · work(0). So a warm instance beats an idle cold one
-    iff p · seconds saved > extra wait + extra margin.
-    """
-    columns, c = pool.columns, pool.coefficients
-    room, step_s = kept[ROOM], _step_s(pool, kept, able)
-    cold = float(uncached_tokens(prompt_tokens, 0))
-    np.divide(cold, room, out=out)
-    np.ceil(out, out=out)
-    out *= step_s
-    out += max(c.w_min_s, c.a_s * cold) + c.b_s * cold * cold / 2
-    saved_s.fill(0.0)
-    if columns.hits is None or not prompt_tokens:
-        return
-    warm = (columns.hits > 0.0).nonzero()[0]
-    tokens = columns.hits.take(warm)
-    np.minimum(tokens, prompt_tokens, out=tokens)
-    left = prompt_tokens - tokens
-    np.maximum(left, max(min(prompt_tokens, COMPUTED_TOKENS_MIN), 1), out=left)
-    cold_s = out.take(warm)
-    saved = cold_s - _prefill_s(left, tokens, room.take(warm), step_s.take(warm), c)
-    np.maximum(saved, 0.0, out=saved)
-    saved *= columns.p_hit.take(warm)
-    saved_s[warm] = saved
-    out[warm] = cold_s - saved
+    backlog_s = columns.backlog_s.copy()
+    typical_s = upper_quartile(backlog_s if able is None else backlog_s[able], otherwise=cold_s)
+    np.fmax(backlog_s, typical_s, out=backlog_s, where=np.isnan(columns.age_s) | np.isnan(backlog_s))
+    return backlog_s
 
 
 def dense_work_s(prompts: Floats, hits: Floats, pool: PoolView) -> Floats:
     """Expected work of several prompts (their tokens as one column) on every instance; `hits` are their cached tokens,
     a row a prompt."""
-    kept = _kept(pool)
+    kept, c = _kept(pool), pool.coefficients
     room, step_s = kept[ROOM], _step_s(pool, kept, None)
     least = np.maximum(np.minimum(prompts, COMPUTED_TOKENS_MIN), 1.0)
     cached = np.minimum(hits, prompts)
-    cold_s = _prefill_s(np.maximum(prompts, 1.0), np.zeros_like(prompts), room, step_s, pool.coefficients)
-    warm_s = _prefill_s(np.maximum(prompts - cached, least), cached, room, step_s, pool.coefficients)
+    cold_s = prefill_s(np.maximum(prompts, 1.0), np.zeros_like(prompts), room, step_s, c.w_min_s, c.a_s, c.b_s)
+    warm_s = prefill_s(np.maximum(prompts - cached, least), cached, room, step_s, c.w_min_s, c.a_s, c.b_s)
     chance = np.where(cached > 0.0, pool.columns.p_hit, 0.0)
     work_s = cold_s - chance * np.maximum(cold_s - warm_s, 0.0)
     return np.minimum(work_s, SECONDS_MAX)
@@ -185,11 +184,6 @@ def _step_s(pool: PoolView, kept: Floats, able: Flags | None) -> Floats:
         return kept[STEP]
     context_tokens = _typical_where_unknown(pool.columns.context_tokens, able, otherwise=0.0)
     return pool.coefficients.d_s * context_tokens + pool.coefficients.c0_s
-
-
-def _prefill_s(left: Floats, cached: Floats, room: Floats, step_s: Floats, c: Coefficients) -> Floats:
-    """predict.work.prefill_work_s for arrays: `left` tokens to compute behind `cached` ones."""
-    return np.ceil(left / room) * step_s + np.maximum(c.w_min_s, c.a_s * left) + c.b_s * left * (cached + left / 2)
 
 
 def _kept(pool: PoolView) -> Floats:
@@ -216,34 +210,25 @@ def _kept(pool: PoolView) -> Floats:
     return kept.rows
 
 
-def _grow(columns: Columns, ratio: Floats, *, out: Floats) -> None:
-    """The ratio with the age of what it rests on: × 1 more a second beyond the normal."""
-    if not columns.aged:
-        out[:] = ratio
-        return
-    old_s = np.where(np.isnan(columns.age_s), AGE_MAX_S, np.minimum(columns.age_s, AGE_MAX_S)) - AGE_NORMAL_S
-    np.multiply(ratio, 1.0 + np.maximum(old_s, 0.0), out=out)
+def _grown(pool: PoolView, able: Flags | None) -> Floats:
+    """The same where something is unknown or old: a ratio grows with the age of what it rests on, × 1 more a second
+    beyond the normal."""
+    columns, kept = pool.columns, _kept(pool).copy()
+    kept[STEP] = _step_s(pool, kept, able)
+    if columns.aged:
+        old_s = np.where(np.isnan(columns.age_s), AGE_MAX_S, np.minimum(columns.age_s, AGE_MAX_S)) - AGE_NORMAL_S
+        kept[KEPT_RATIO] *= 1.0 + np.maximum(old_s, 0.0)
+    return kept
 
 
-def _kv_use(columns: Columns, load_tokens: float, able: Flags | None, *, out: Floats) -> None:
-    np.add(columns.kv_held, load_tokens, out=out)
-    if columns.whole:
-        out /= columns.fixed.kv_total
-    else:
-        out /= np.maximum(columns.fixed.kv_total, 1.0)
-        out[:] = _typical_where_unknown(out, able, otherwise=0.0)
+def _typical_kv_use(columns: Columns, load_tokens: float, able: Flags | None) -> float:
+    use = (columns.kv_held + load_tokens) / np.maximum(columns.fixed.kv_total, 1.0)
+    return upper_quartile(use if able is None else use[able], otherwise=0.0)
 
 
-def kv_pressure_s(use: Floats, weights: TokenPilotPolicy, *, out: Floats | None = None) -> Floats:
+def kv_pressure_s(use: Floats, weights: TokenPilotPolicy) -> Floats:
     """slope · max(0, use − knee) + λ · use / (1 − use): the nearer KV is to full, the likelier a preemption."""
-    fullest = most(use)
-    capped = use if fullest <= KV_USE_MAX else np.minimum(use, KV_USE_MAX)
-    pressure_s = np.subtract(1.0, capped, out=out)
-    np.divide(capped, pressure_s, out=pressure_s)
-    pressure_s *= weights.kv_lambda_s
-    if fullest > weights.kv_knee:
-        pressure_s += weights.kv_slope_s * np.maximum(0.0, np.minimum(use, 2.0) - weights.kv_knee)
-    return pressure_s
+    return crowding_s(use, weights.kv_lambda_s) + overfull_s(use, weights.kv_knee, weights.kv_slope_s)
 
 
 def _typical_where_unknown(values: Floats, able: Flags | None, *, otherwise: float) -> Floats:

@@ -1,13 +1,12 @@
 """Evidence: the routing as a value, with the terms of the best candidates; made after the choice, of a few."""
 
+import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
-from tokenfleet.core.columns import KV_STATES, Columns, Flags, Floats, Slots
+from tokenfleet.core.columns import KV_STATES, Columns, Flags
 from tokenfleet.core.decision import Candidate, How
 from tokenfleet.core.policy import TokenPilotPolicy
 from tokenfleet.core.pool import PoolView
@@ -48,12 +47,8 @@ def routing_of(
     suspect_only: bool,
 ) -> Routing:
     """`able` passed the hard filters (None: all); `removed` are those of them that each soft filter took out."""
-    cost_s = costs.cost_s if able is None else np.where(able, costs.cost_s, np.inf)
-    least = _least(cost_s, weights.candidates_kept + 1)
-    if able is not None:
-        least = [slot for slot in least if able[slot]]
-    second = chosen.other if chosen.other >= 0 else _runner_up(chosen, least, cost_s, removed)
-    others = [slot for slot in least if slot != chosen.slot][: weights.candidates_kept - 1]
+    second = chosen.other if chosen.other >= 0 else _runner_up(chosen, costs, able, removed)
+    others = [slot for slot in costs.least if slot != chosen.slot][: weights.candidates_kept - 1]
     kept = [chosen.slot, *others]
     told = [*kept, second] if second >= 0 and second not in kept else kept
     by_slot = dict(zip(told, _candidates(told, columns, costs, removed, weights, prompt_tokens), strict=True))
@@ -96,40 +91,14 @@ def refusal(pool: PoolView, excluded: dict[str, int]) -> Routing:
     return Routing(reason=reason, detail=said, sentence=said, considered=len(pool.columns), excluded=excluded)
 
 
-RUN = 64  # slots, evenly apart, whose least tells first where the least of all are
-IN_RUN = np.arange(RUN)[:, None]
-
-
-def _least(cost_s: Floats, most: int) -> list[int]:
-    """The slots of the `most` least costs, least first; equal costs in the order of their names."""
-    runs = len(cost_s) // RUN
-    if runs > 2 * most:
-        least = np.minimum.reduce(cost_s[: runs * RUN].reshape(RUN, runs), axis=0)
-        near = least.argpartition(most)[:most]  # each holds one of the least, so no other run does
-        slots = (near + IN_RUN * runs).ravel()
-        slots = np.concatenate([slots, np.arange(runs * RUN, len(cost_s))])
-        slots = slots.take(cost_s.take(slots).argpartition(most)[:most])
-    elif len(cost_s) > most:
-        slots = cost_s.argpartition(most)[:most]
-    else:
-        slots = np.arange(len(cost_s))
-    slots.sort()
-    return slots.take(cost_s.take(slots).argsort(kind="stable")).tolist()
-
-
-def _runner_up(
-    chosen: Chosen,
-    least: list[int],
-    cost_s: Floats,
-    removed: Mapping[str, Flags],
-) -> int:
+def _runner_up(chosen: Chosen, costs: Costs, able: Flags | None, removed: Mapping[str, Flags]) -> int:
     """The cheapest but the target that no filter removed, −1 without one."""
-    for slot in least:
+    for slot in costs.least:
         if slot != chosen.slot and not any(flags[slot] for flags in removed.values()):
             return slot
-    if not removed:
+    if costs.all_least:
         return -1
-    left_s = cost_s.copy()
+    left_s = costs.cost_s.copy() if able is None else np.where(able, costs.cost_s, np.inf)
     for flags in removed.values():
         left_s[flags] = np.inf
     left_s[chosen.slot] = np.inf
@@ -145,77 +114,60 @@ def _candidates(
     weights: TokenPilotPolicy,
     prompt_tokens: int,
 ) -> list[Candidate]:
-    at = np.array(slots)
-    now_s, names = columns.now_s, columns.labels.names
+    names, now_s, hits, p_hits = columns.labels.names, columns.now_s, columns.hits, columns.p_hit
+    decodings, births_s, surcharges, paces_s = columns.decoding, columns.born_s, columns.fixed.surcharge, costs.pace_s
+    bias_s, margin_weight, price, decode_price_s = (
+        costs.bias_s,
+        weights.margin_weight,
+        costs.reuse_price,
+        weights.decode_price_s,
+    )
     computed_min = uncached_tokens(prompt_tokens, prompt_tokens)
     told: list[Candidate] = []
-    for (
-        name, (cost_s, ttft_s, wait_s, work_s, saved_s, ratio, kv_s, kv_use), decoding, born_s, cached, p_hit,
-        bias_s, surcharge, suspect, sized, pace_s, filtered,
-    ) in zip(
-        [names[slot] for slot in slots],
-        costs.terms.take(at, axis=1).T.tolist(),
-        columns.decoding.take(at).tolist(),
-        columns.born_s.take(at).tolist(),
-        _each(columns.hits, at),
-        columns.p_hit.take(at).tolist(),
-        _each(costs.bias_s, at),
-        _each(columns.fixed.surcharge, at),
-        _each(columns.suspect, at),
-        _sized(at, columns),
-        _each(costs.pace_s, at),
-        _removers(at, removed),
-        strict=True,
-    ):  # fmt: skip
-        hit = min(int(cached), prompt_tokens)
-        age_s = max(now_s - born_s, 0.0) if born_s == born_s else None
+    terms: list[list[float]] = costs.terms.take(slots, axis=1).T.tolist()
+    for slot, (cost_s, ttft_s, wait_s, work_s, saved_s, ratio, kv_s, kv_use) in zip(slots, terms, strict=True):
+        hit = 0 if hits is None else int(hits.item(slot))
+        hit = hit if hit < prompt_tokens else prompt_tokens
+        left = prompt_tokens - hit
+        age_s = now_s - births_s.item(slot)
         told.append(
             Candidate(  # by place: a call that names so many fields takes five times as long
-                name,
+                names[slot],
                 cost_s,
                 ttft_s,
                 wait_s,
                 work_s,
-                bias_s,
-                weights.margin_weight * ratio * (wait_s + work_s),
-                costs.reuse_price * work_s,
+                bias_s if bias_s >= -wait_s else -wait_s,
+                margin_weight * ratio * (wait_s + work_s),
+                price * work_s,
                 kv_s,
-                weights.decode_price_s * decoding,
-                surcharge * ttft_s,
+                decode_price_s * decodings.item(slot),
+                0.0 if surcharges is None else surcharges.item(slot) * ttft_s,
                 hit,
-                max(prompt_tokens - hit, computed_min),
-                p_hit if hit else 0.0,
+                left if left > computed_min else computed_min,
+                p_hits.item(slot) if hit else 0.0,
                 saved_s,
-                age_s,
-                bool(suspect) or age_s is None,
-                kv_use if sized else None,
-                filtered,
-                pace_s,
+                None if age_s != age_s else age_s if age_s > 0.0 else 0.0,
+                age_s != age_s or (columns.suspect is not None and columns.suspect.item(slot)),
+                kv_use if columns.whole or _is_sized(slot, columns) else None,
+                _remover(slot, removed) if removed else "",
+                0.0 if paces_s is None else paces_s.item(slot),
             )
         )
     return told
 
 
-def _sized(at: Slots, columns: Columns) -> list[bool]:
-    """Whether both what is held and what there is are known, of each slot."""
-    if columns.whole:
-        return [True] * len(at)
-    return (~np.isnan(columns.kv_held.take(at) + columns.fixed.kv_total.take(at))).tolist()
+def _is_sized(slot: int, columns: Columns) -> bool:
+    """Whether both what is held and what there is are known."""
+    return not math.isnan(columns.kv_held.item(slot) + columns.fixed.kv_total.item(slot))
 
 
-def _removers(at: Slots, removed: Mapping[str, Flags]) -> list[str]:
-    """The first filter that removed each slot, empty for none."""
-    names = [""] * len(at)
+def _remover(slot: int, removed: Mapping[str, Flags]) -> str:
+    """The first filter that removed it, empty for none."""
     for name, flags in removed.items():
-        names = [first or name * fails for first, fails in zip(names, flags.take(at).tolist(), strict=True)]
-    return names
-
-
-def _each(values: NDArray[Any] | float | None, at: Slots) -> list[Any]:
-    """The value of each slot: its own, or one that is all's; 0 where there are none."""
-    if isinstance(values, np.ndarray):
-        return values.take(at).tolist()
-    return [values or 0.0] * len(at)
+        if flags.item(slot):
+            return name
+    return ""
 
 
 def _placed_on(slot: int, target: Candidate, columns: Columns) -> PlacedOn:

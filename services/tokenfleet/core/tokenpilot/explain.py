@@ -1,6 +1,7 @@
 """Explain: a routing in words, with the trade that it made."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 
 from tokenfleet.core.decision import Candidate, How, Reason
 
@@ -14,6 +15,9 @@ TERMS: dict[str, str] = {
     "weight_s": "operator's weight",
     "pace_s": "pace of those who decode",
 }
+NAMES = tuple(TERMS)
+WORK = NAMES.index("work_s")
+TERMS_OF: Callable[[Candidate], tuple[float, ...]] = attrgetter(*NAMES)
 
 
 # How a target was found, in the words that say so.
@@ -34,9 +38,11 @@ ALONE_TOLD = "no other passed"
 
 def deciding_term(target: Candidate, runner_up: Candidate) -> str:
     """The term in which the target gained most on the runner-up, empty if in none. The price of reuse is the work's."""
-    gains_s = {name: _of(runner_up, name) - _of(target, name) for name in TERMS}
-    best = max(gains_s, key=gains_s.__getitem__)
-    return best if gains_s[best] > 0.0 else ""
+    theirs, ours = TERMS_OF(runner_up), TERMS_OF(target)
+    gains_s = [them - us for them, us in zip(theirs, ours, strict=True)]
+    gains_s[WORK] = (theirs[WORK] + runner_up.reuse_s) - (ours[WORK] + target.reuse_s)
+    most_s = max(gains_s)
+    return NAMES[gains_s.index(most_s)] if most_s > 0.0 else ""
 
 
 def sentence_of(
@@ -100,8 +106,3 @@ def _why(target: Candidate, runner_up: Candidate | None, *, how: How, deciding: 
         case _:
             named = f", for {TERMS[deciding]}" if deciding else ""
             return f"{HOW_TOLD['least_cost']} {runner_up.instance} by {ms(gap_s)}{named}"
-
-
-def _of(candidate: Candidate, name: str) -> float:
-    value: float = getattr(candidate, name)
-    return value + candidate.reuse_s if name == "work_s" else value

@@ -193,8 +193,8 @@ def _pressing(columns: Columns, costs: Costs, ask: Ask, *, blind: bool) -> Itera
         return
     share_max, need_tokens, fixed = ask.terms.kv_share_max, ask.kv_need_tokens, columns.fixed
     roomy = columns.whole and most(columns.kv_held) + need_tokens <= share_max * fixed.least_kv_total
-    if not roomy or most(costs.wait_s) > ask.terms.backlog_max_s:
+    if not roomy or costs.most_wait_s > ask.terms.backlog_max_s:
         too_full = columns.kv_held + need_tokens > share_max * fixed.kv_total  # unknown: false
         yield "pressure", too_full | (costs.wait_s > ask.terms.backlog_max_s)
-    if ask.ttft_max_s is not None and most(costs.ttft_s) > ask.ttft_max_s:
+    if ask.ttft_max_s is not None and costs.most_ttft_s > ask.ttft_max_s:
         yield "slo", costs.ttft_s > ask.ttft_max_s

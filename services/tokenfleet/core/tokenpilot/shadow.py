@@ -14,7 +14,7 @@ from tokenfleet.core.columns import Flags, Floats
 from tokenfleet.core.decision import Regret, Request, ShadowChoice
 from tokenfleet.core.policy import Policy
 from tokenfleet.core.pool import PoolView
-from tokenfleet.core.tokenpilot.cost import COST, weigh
+from tokenfleet.core.tokenpilot.cost import weigh
 from tokenfleet.core.tokenpilot.filters import ask_of, hard
 from tokenfleet.core.tokenpilot.routing import Routing
 
@@ -66,9 +66,16 @@ def watched(
     told = {name: slots[pick(replace(policy, tokenpilot=other)).target] for name, other in policy.shadows.items()}
     able, _ = hard(pool.columns, ask, allowed)
     weights = policy.tokenpilot
-    costs = weigh(request.prompt_tokens, pool, weights, able, output_q50=output_q50, ahead_s=ahead_s, held_s=held_s)
-    if pace_s is not None:
-        costs.terms[COST] += pace_s
+    costs = weigh(
+        request.prompt_tokens,
+        pool,
+        weights,
+        able,
+        output_q50=output_q50,
+        ahead_s=ahead_s,
+        held_s=held_s,
+        pace_s=pace_s,
+    )
     cached = pool.columns.hits
     hits = np.zeros(len(pool.columns)) if cached is None else np.minimum(cached, request.prompt_tokens)
     chosen = slots[routing.target]

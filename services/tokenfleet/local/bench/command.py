@@ -50,6 +50,7 @@ def bench_table(report: "Report", *, quick: bool = False) -> "RenderableType":
         met = "missed" if each.met is False and not quick else ""
         table.add_row(each.name, _told(each, each.value), _told(each, each.goal), _told(each, each.target), met)
     table.caption = ("--quick asks too little to judge by; " if quick else "") + (
+        f"large pools by {'compiled loops' if report.compiled else 'arrays: numba (the extra fast) is not installed'}; "
         f"medians; CPU time is the process's own. Python {report.python}, {report.cpus} CPUs, load "
         f"{report.load_before:.1f} before: a busy machine makes all of it dearer"
     )

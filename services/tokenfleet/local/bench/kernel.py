@@ -10,6 +10,7 @@ from typing import Final
 
 from tokenfleet.adapters.clock import monotonic_s, wall_s
 from tokenfleet.core.asked import ROUTE, Ids, chance_of
+from tokenfleet.core.compiled import COMPILED_FROM, load
 from tokenfleet.core.records import KvDelta
 from tokenfleet.core.schedule import decide
 from tokenfleet.core.site import Heard
@@ -25,6 +26,8 @@ def choice_us(instances: int, *, rounds: int) -> dict[str, float]:
     of the pool before it; `route`, the whole decision, in turn with them. Each is placed, so the next finds a changed
     table.
     """
+    if instances >= COMPILED_FROM:
+        load()
     bench = BenchSite(instances, now_s=monotonic_s())
     site, policy = bench.site, bench.site.policy
     alone: list[int] = []

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from tokenfleet.core.compiled import is_available
 from tokenfleet.local.bench.calls import BATCH, Cost, asking
 from tokenfleet.local.bench.kernel import choice_us, index_mb, kv_events_per_s
 from tokenfleet.local.bench.site import prompts_of
@@ -49,12 +50,14 @@ class Figure(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """All figures, and the machine they are of: its load says how much they can be trusted."""
+    """All figures, and the machine they are of: its load says how much they can be trusted. `compiled`: numba is
+    installed, so loops over pools from COMPILED_FROM on were compiled."""
 
     figures: tuple[Figure, ...]
     python: str
     cpus: int
     load_before: float
+    compiled: bool
 
 
 def run(parts: Sequence[Part], *, rounds: int, quick: bool) -> Report:
@@ -63,7 +66,13 @@ def run(parts: Sequence[Part], *, rounds: int, quick: bool) -> Report:
     figures: list[Figure] = []
     for part in parts:
         figures += MEASURES[part](rounds, quick)
-    return Report(figures=tuple(figures), python=platform.python_version(), cpus=os.cpu_count() or 1, load_before=load)
+    return Report(
+        figures=tuple(figures),
+        python=platform.python_version(),
+        cpus=os.cpu_count() or 1,
+        load_before=load,
+        compiled=is_available(),
+    )
 
 
 def _choose(rounds: int, quick: bool) -> Iterator[Figure]:

@@ -24,6 +24,7 @@ from tokenfleet.adapters.sender import Sender
 from tokenfleet.adapters.services import SERVICE_NAMES, registers
 from tokenfleet.adapters.spool import Spool
 from tokenfleet.adapters.topics import Topic
+from tokenfleet.core.compiled import COMPILED_FROM, load
 from tokenfleet.core.site import Site
 from tokenfleet.local.bench.site import BenchSite
 
@@ -47,6 +48,8 @@ class Nowhere:
 
 async def serve(instances: int, folder: Path) -> None:
     """Serve until standard input ends."""
+    if instances >= COMPILED_FROM:
+        load()
     bench = BenchSite(instances, now_s=monotonic_s())
     with Spool(folder, bytes_max=SPOOL_BYTES) as spool:
         sender = Sender(spool, Nowhere())
