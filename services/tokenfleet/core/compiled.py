@@ -61,8 +61,10 @@ def is_available() -> bool:
 
 
 def load() -> bool:
-    """Compile all loops; False without numba. It takes seconds, later a second: before the first decision, or in a
-    thread, while the arrays serve."""
+    """Compile the loops of all modules imported so far; False without numba.
+
+    It takes seconds the first time, later a second: before the first decision, or in a thread while the arrays serve.
+    """
     try:
         from numba import njit
         from numba.extending import register_jitable

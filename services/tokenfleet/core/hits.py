@@ -45,23 +45,27 @@ def by_arrays(planes: Planes, places: Places, block_tokens: int) -> Floats:
 def one_by_one(planes: Planes, places: Places, block_tokens: int) -> Floats:
     """The same, an instance at a time, to be compiled."""
     count, size = planes.shape
-    depths = np.zeros(8 * size, np.int64)
-    for byte in range(size):
-        some = 0  # its slots with any block: mostly few
-        for plane in range(count):
-            some |= planes[plane, byte]
-        for bit in range(8):
-            if some >> bit & 1:
-                for plane in range(count):
-                    depths[8 * byte + bit] |= (planes[plane, byte] >> bit & 1) << plane
-    hits = np.empty(len(places))
-    for instance in range(len(places)):
-        hits[instance] = depths[places[instance]] * block_tokens
+    hits = np.zeros(len(places))
+    for first in range(0, count, 8):
+        words = np.zeros(size, np.uint64)
+        for plane in range(first, min(first + 8, count)):
+            for byte in range(size):
+                words[byte] |= spread(planes[plane, byte]) << np.uint64(plane - first)
+        numbers = words.view(np.uint8)
+        for instance in range(len(places)):
+            hits[instance] += numbers[places[instance]] * (block_tokens << first)
     return hits
+
+
+def spread(byte: np.uint8) -> np.uint64:
+    """Bit k of the byte as byte k of a word: all bits are copied to all bytes, each keeps its own, what is left of it
+    carries into the highest."""
+    own = (np.uint64(byte) * np.uint64(0x0101010101010101)) & np.uint64(0x8040201008040201)
+    return (own + np.uint64(0x7F7F7F7F7F7F7F7F)) >> np.uint64(7) & np.uint64(0x0101010101010101)
 
 
 def _sample() -> tuple[object, ...]:
     return np.frombuffer(b"\1", np.uint8).reshape(1, 1), np.zeros(1, np.int64), 1
 
 
-tokens_held = Twin(by_arrays, one_by_one, sample=_sample)
+tokens_held = Twin(by_arrays, one_by_one, sample=_sample, formulas=(spread,))

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from tokenfleet.core.accounts import PoolCalibration
+from tokenfleet.core.backlogs import backlogs_s
 from tokenfleet.core.capacity import InstanceRow, is_failing
 from tokenfleet.core.columns import (
     AGE_NORMAL_S,
@@ -179,11 +180,6 @@ class PoolTable:
         fixed = self._known_fixed()
         aged_s, unsure, suspect, lives = self._ages(now_s, policy)
         fixed, probe = self._overruled(fixed, failures, lives)
-        done_s = now_s - numbers[HEAD_BEGAN]
-        np.maximum(done_s, 0.0, out=done_s)
-        np.minimum(done_s, numbers[HEAD_WORK], out=done_s)
-        backlog_s = np.subtract(numbers[WORK], done_s, out=done_s)
-        np.maximum(backlog_s, 0.0, out=backlog_s)
         return Columns(
             labels=self.labels,
             fixed=fixed,
@@ -192,7 +188,7 @@ class PoolTable:
             born_s=numbers[BORN],
             aged=aged_s > AGE_NORMAL_S,
             unsure=unsure,
-            backlog_s=backlog_s,
+            backlog_s=backlogs_s.of(len(self._told))(numbers[WORK], numbers[HEAD_BEGAN], numbers[HEAD_WORK], now_s),
             behind_s=numbers[BEHIND],
             queued=numbers[QUEUED],
             queued_tokens=numbers[QUEUED_TOKENS],

@@ -154,7 +154,7 @@ def home_of(names: Hashes, share: Floats, first_key: bytes) -> int:
 
 
 def _any_warm(near: Slots, columns: Columns) -> bool:
-    return columns.hits is not None and bool(columns.hits.take(near).any())
+    return columns.hits is not None and bool(np.count_nonzero(columns.hits.take(near)))
 
 
 def _tie_s(best: int, costs: Costs, weights: TokenPilotPolicy) -> float:

@@ -113,15 +113,14 @@ def soften(
     not lifted removed, and the names of the lifted ones. `blind`: only confidence, which rests on no prediction."""
     removed: dict[str, Flags] = {}
     relaxed: list[str] = []
-    left = able
+    left, number = able, len(columns) if able is None else np.count_nonzero(able)
     for name, fails in _pressing(columns, costs, ask, blind=blind):
         falls = fails if left is None else fails & left
-        if not falls.any():
-            continue
-        stays = ~falls if left is None else left & ~falls
-        if stays.any():
-            removed[name], left = falls, stays
-        else:
+        fallen = np.count_nonzero(falls)
+        if 0 < fallen < number:
+            removed[name], number = falls, number - fallen
+            left = ~falls if left is None else left & ~falls
+        elif fallen:
             relaxed.append(name)
     return left, removed, tuple(relaxed)
 
