@@ -103,6 +103,12 @@ class Asked(Struct, frozen=True, kw_only=True):
     turn: Turn | None = None
 
     @property
+    def paces(self) -> bool:
+        """Whether SLOMax queues requests for this pool by class, and this one's gateway can hold it."""
+        can_wait = self.turn is not None or self.request.wait_max_s > 0.0
+        return self.policy.slomax.pacing.enabled and self.policy.products.slomax and can_wait
+
+    @property
     def kv_tokens(self) -> int:
         """What the request is counted for until it ends: what it was granted, else prompt and cautious output."""
         if self.turn is not None and self.turn.granted is not None:

@@ -89,10 +89,12 @@ def on_credit(
 
 
 def lines_up_at_home(site: Site, asked: Asked, sent: Dispatch) -> bool:
-    """Whether a request that no site has room for waits for it here: in the line, where home was refused for load."""
+    """Whether a request that no site has room for waits for it here: in a line, where home was refused for load."""
     home = next((option for option in sent.options if option.site == site.name), None)
     if sent.reason != "all_busy" or home is None or home.wait_s is None or not asked.steps.routing:
         return False
+    if asked.paces:
+        return True
     book = book_of(site, asked.policy, asked.pool)
     return book is not None and _may_wait(site, asked, book)
 

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from tokenfleet.core.columns import Flags, Floats
-from tokenfleet.core.policy import ClassQueue, PacingPolicy, Policy
+from tokenfleet.core.policy import ClassQueue, PacingPolicy, Policy, RequestClass
 from tokenfleet.core.pool import PoolView
 from tokenfleet.core.predict.work import decode_iteration_s
 
@@ -133,6 +133,17 @@ def open_to(
         fits |= pace.guarded <= 0.0  # nobody is to be guarded there
         allowed &= fits
     return allowed
+
+
+def has_room(pool: PoolView, terms: RequestClass, request_class: str, kv_tokens: float) -> Flags:
+    """The instances where one more of the class, of so many KV tokens, keeps within its bounds; an empty one has room
+    for whatever fits into it at all."""
+    columns = pool.columns
+    room = ~(columns.kv_held + kv_tokens > terms.kv_share_max * columns.fixed.kv_total)  # unknown: room
+    room |= columns.open <= 0.0
+    if (running := columns.classes.get(request_class)) is not None:
+        room &= running < terms.running_max_per_instance
+    return room
 
 
 def price_s(pace: Pace, queue: ClassQueue, work_s: Floats, iterations: Floats, terms: PacingPolicy) -> Floats:
