@@ -73,6 +73,7 @@ class Holding:
         self._some = asyncio.Event()
         self._runs = False
         self._told_s = 0.0
+        self._releases_soon = False
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -108,7 +109,7 @@ class Holding:
         self._site.repeats.waits(request, steps, queue, now_s=now_s)
         self._counted()
         # The order may have changed by it, and its own turn be now; first its callers must have asked for the answer.
-        asyncio.get_running_loop().call_soon(self.release)
+        self.release_soon()
 
     def answer_to(self, queue: Decision, moved: Moved | None = None) -> "asyncio.Future[Decision]":
         """The final decision on what is held by the decision `queue`, for one caller; cancel it to leave.
@@ -125,8 +126,15 @@ class Holding:
         answer.add_done_callback(partial(self._left, held))
         return answer
 
+    def release_soon(self) -> None:
+        """Releases once, when all that has come by now is taken in."""
+        if self._calls and not self._releases_soon:
+            self._releases_soon = True
+            asyncio.get_running_loop().call_soon(self.release)
+
     def release(self) -> None:
         """Gives their final answers to those whose turn it is."""
+        self._releases_soon = False
         if not self._calls:
             return
         for model in self._site.held.models():

@@ -339,7 +339,7 @@ def _peers(site: Site, asked: Asked) -> list[PeerView]:
 
 def _second_choice(site: Site, asked: Asked, reason: Reason) -> Decided | None:
     """Another site when this one has no room now, if the request may still leave."""
-    if not asked.steps.dispatch or asked.request.hop or reason != "all_busy":
+    if not asked.steps.dispatch or asked.request.hop or reason != "all_busy" or not asked.policy.products.fleetmind:
         return None
     sent = _dispatched(site, asked, without=(site.name,))
     return None if sent.reason else elsewhere(site, asked, sent)
