@@ -75,11 +75,13 @@ class Turn(Struct, frozen=True, kw_only=True):
 
 
 class Decided(Struct, frozen=True, kw_only=True):
-    """The decision, the placement to count if it placed something, and the outcome to report if it refused."""
+    """The decision, the placement to count if it placed something, and the outcome to report if it refused. `short`: it
+    waits for credit of its pool's book, and those of its class behind it do too."""
 
     decision: Decision
     placement: PlacementEvent | None = None
     outcome: OutcomeEvent | None = None
+    short: bool = False
 
 
 class Asked(Struct, frozen=True, kw_only=True):

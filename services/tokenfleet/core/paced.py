@@ -5,10 +5,12 @@ What an instance has no room for waits too: only who can't be served at all is r
 
 from msgspec.structs import replace
 
-from tokenfleet.core.answers import refused_for, routed, ruled_out, waits
+from tokenfleet.core.answers import refused_for, routed, ruled_out, stays, waits
 from tokenfleet.core.asked import Asked, Decided, Turn
+from tokenfleet.core.credit import book_of, has_credit, lent_out, limit_of, paid
 from tokenfleet.core.decision import Place
 from tokenfleet.core.fleetmind.dispatch import Dispatch
+from tokenfleet.core.shard.records import ticket_of
 from tokenfleet.core.site import Site
 from tokenfleet.core.slomax.admit import Ruling
 from tokenfleet.core.slomax.retry import retry_after_s
@@ -36,6 +38,14 @@ def paced(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | None
     return _lines_up(site, asked, waiting, here, ruling, sent)
 
 
+def stays_in_line(site: Site, model: str, now_s: float) -> bool:
+    """Whether a replica that ends leaves what it holds of the model to others: they share one book, so it can't place
+    it all without credit, and each of them has a line where it can wait on."""
+    policy = site.policy_of(model)
+    paces = policy.slomax.pacing.enabled and policy.products.slomax
+    return paces and book_of(site, policy, site.pool(model, now_s, policy=policy)) is not None
+
+
 def standing(site: Site, model: str, call: Call, now_s: float) -> Place | None:
     """Where a held request of the model stands in the queue of its class by now, None if it is in none."""
     return site.queues(model).place(call, site.policy_of(model), now_s)
@@ -46,16 +56,27 @@ def _in_turn(site: Site, asked: Asked, turn: Turn, ruling: Ruling | None, sent: 
     if turn.late:
         waited = f"it waited {asked.request.elapsed_s:.1f} s and can't have its first token in time any more"
         return refused_for(site, asked, "infeasible", waited)
+    book = None if ruling is None else book_of(site, asked.policy, asked.pool)  # None: nobody was asked whether it may
+    if book is not None and not turn.overdue and not has_credit(asked, book):
+        if not asked.request.dry_run:
+            book.purse.lacks(book.book, ticket_of(asked.request.id, asked.request.attempt), asked.kv_tokens)
+        short = waits(stays(site, asked, ruling, sent), f"{asked.kv_tokens:,} KV tokens of the pool are wanted")
+        return replace(short, short=True)
     here = routed(site, asked, ruling, sent)
     if here.decision.reason == "all_busy" and not turn.overdue:
         return waits(here, "no instance has room")
-    return here
+    if book is None or ruling is None or here.placement is None:
+        return here
+    return paid(asked, book, here) or lent_out(site, asked, ruling, sent, book)
 
 
 def _lines_up(
     site: Site, asked: Asked, waiting: Waiting, here: Decided, ruling: Ruling | None, sent: Dispatch | None
 ) -> Decided:
     queues, policy = site.queues(asked.request.model), asked.policy
+    book = book_of(site, policy, asked.pool)
+    if book is not None and ruling is not None and asked.kv_tokens > limit_of(asked.pool, policy):
+        return lent_out(site, asked, ruling, sent, book)
     most = policy.slomax.pacing.waiting_max
     if len(queues) >= most:
         full = f"{most:,} requests wait for the pool already"

@@ -26,7 +26,7 @@ from tokenfleet.core.decision import Candidate, Decision, Reason, Request
 from tokenfleet.core.errors import BadRequestError, TableNotReadyError
 from tokenfleet.core.fleetmind.dispatch import Dispatch, dispatch
 from tokenfleet.core.fleetmind.residency import residency_refusal
-from tokenfleet.core.paced import paced
+from tokenfleet.core.paced import paced, stays_in_line
 from tokenfleet.core.policy import Policy
 from tokenfleet.core.records import SiteSummary
 from tokenfleet.core.site import Site, pool_name
@@ -63,10 +63,11 @@ def released(site: Site, model: str, now_s: float, next_ids: Callable[[], Ids]) 
     if model not in site.held.models():
         return
     policy = site.policy_of(model)
-    if book_of(site, policy, site.pool(model, now_s, policy=policy)) is not None:
+    paces = policy.slomax.pacing.enabled and policy.products.slomax
+    if not paces and book_of(site, policy, site.pool(model, now_s, policy=policy)) is not None:
         yield from _granted(site, model, now_s, next_ids)
         return
-    paces = policy.slomax.pacing.enabled and policy.products.slomax
+    short: set[str] = set()
     if paces:
         queues = site.queues(model)
         queues.admit(site.held.of(model), policy, now_s)
@@ -74,7 +75,11 @@ def released(site: Site, model: str, now_s: float, next_ids: Callable[[], Ids]) 
     else:
         turns = site.held.turns(site.pool(model, now_s, policy=policy), site.hits, policy.tokenpilot, now_s)
     for waiting, turn in turns:
+        if waiting.request_class in short and not turn.overdue and not turn.late:
+            continue  # a large one would wait for ever behind small ones
         answer = _in_turn(site, waiting, turn, next_ids(), now_s)
+        if isinstance(answer, Decided) and answer.short:
+            short.add(waiting.request_class)
         if isinstance(answer, Decided) and answer.decision.verdict == "queue":
             continue
         site.take(waiting.call)
@@ -101,7 +106,7 @@ def let_go(site: Site, call: Call, ids: Ids, *, now_s: float) -> Released | None
     """The final answer to a held request at once, whatever the backlog; None if it is not held."""
     if (waiting := site.take(call)) is None:
         return None
-    if has_ticket(site, waiting):
+    if has_ticket(site, waiting) or stays_in_line(site, waiting.request.model, now_s):
         give_back(site, waiting.charge, now_s)
         site.duplicates.given_up(waiting.request)
         return TableNotReadyError("this replica holds nothing any more; another goes on where the request stands")
