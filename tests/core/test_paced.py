@@ -168,3 +168,13 @@ def test_the_shipped_policy_says_how_each_class_waits() -> None:
         "batch": "filling",
     }
     assert classes["long"].queue != ClassQueue(role="reserving")
+
+
+@pytest.mark.parametrize(("lag_s", "verdict"), [(0.0, "queue"), (0.2, "admit"), (0.4, "queue")])
+def test_of_the_backlog_that_is_seen_as_much_is_over_as_first_tokens_are_late(lag_s: float, verdict: str) -> None:
+    """A batch job goes to an instance with 0.05 s before it; a prompt of 2,500 tokens is about 0.2 s."""
+    b = town(small=1, pacing=replace(PACED, late_max_s=0.25 if lag_s < 0.3 else 0.01))
+    for _ in range(2_000):
+        b.site.held.heard_first_token("small-chat", ttft_s=0.3, lag_s=lag_s)
+    busy(b, prompt_tokens=2_500)
+    assert ask(b, "batch", "batch", 100).verdict == verdict

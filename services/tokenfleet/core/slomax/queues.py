@@ -50,9 +50,11 @@ class _Charge(NamedTuple):
 class Queues:
     """What waits for one pool, with what pacing and fairness remember of it."""
 
-    def __init__(self, policy: Policy, iterations: Iterations) -> None:
+    def __init__(self, policy: Policy, iterations: Iterations, late_s: Callable[[], float]) -> None:
+        """`late_s` tells how late first tokens are heard of."""
         self.allowance = Allowance(policy.slomax.pacing)
         self._iterations = iterations
+        self._late_s = late_s
         self._lines: dict[str, Line] = {}
         self._fairs: dict[str, Fair] = {}
         self._floor = Floor(policy.slomax.fair)
@@ -210,7 +212,7 @@ class Queues:
         terms = policy.slomax.pacing
         self.allowance.advance(terms, now_s)
         recent = self._iterations.recent(pool.columns.labels, terms.window_s)
-        pace = pace_of(pool, policy, recent=recent, allowance=self.allowance.share)
+        pace = pace_of(pool, policy, recent=recent, allowance=self.allowance.share, late_s=self._late_s())
         waiting = self._reserving(policy, now_s)
         if waiting and self._filling_slack_s(policy, now_s) > terms.reserve_slack_s:
             reserved = reserved_of(pace, waiting, terms)

@@ -42,7 +42,8 @@ class PacingPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     `reserve_share` of the instances at most are kept from filling work for waiting reserving requests, while the
     earliest filling one has `reserve_slack_s` left; guarded ones pay `reserved_price_s` there. `ageing`: a reserving
     request that waits for so many seconds goes before one with a second less work. `planned_max` are looked at at a
-    time, `waiting_max` wait for a pool at all.
+    time, `waiting_max` wait for a pool at all. Of the backlog that is seen as much is over already as news of first
+    tokens are late; `late_max_s` at most is taken off.
     """
 
     enabled: bool = False
@@ -63,6 +64,7 @@ class PacingPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ageing: Positive = 5.0
     planned_max: Annotated[int, Meta(ge=1)] = 40
     waiting_max: Annotated[int, Meta(ge=1)] = 10_000
+    late_max_s: NonNegative = 0.25
 
 
 class FairPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -123,6 +123,11 @@ class Held:
             return f"first tokens are reported {self._lag_s:.2f} s late"
         return ""
 
+    @property
+    def lag_s(self) -> float:
+        """How late first tokens are reported, lately."""
+        return self._lag_s
+
     def open_s(self, terms: LateBindingPolicy) -> float:
         """The backlog up to which an instance is open: the least that is still there when a late report arrives."""
         return min(terms.backlog_max_s, max(terms.backlog_min_s, self._lag_s * terms.lags_in_backlog))
