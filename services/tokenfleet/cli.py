@@ -59,12 +59,19 @@ def up(
     policy: Annotated[
         str, typer.Option(help="tokenpilot, power_of_two, least_requests, round_robin or random: who picks instances.")
     ] = "",
+    design: Annotated[
+        str,
+        typer.Option(
+            help="slomax, least_requests, priority or pools: one cluster, chat, long and batch requests, served so."
+        ),
+    ] = "",
     port_base: Annotated[int, typer.Option(min=1024, max=65000, help="First of the ports used.")] = 7400,
     state_dir: State = STATE,
 ) -> None:
     """Run a whole fleet on this machine until Ctrl-C.
 
-    Broker, PostgreSQL, four sites with simulated engines, all services and a load.
+    Broker, PostgreSQL, four sites with simulated engines, all services and a load. With --design one site of four
+    engines that three classes of requests share.
     """
     from tokenfleet.local.options import UpOptions
     from tokenfleet.local.up import run_up
@@ -79,6 +86,7 @@ def up(
         copies=copies,
         seed=seed,
         policy=policy,
+        design=design,
         port_base=port_base,
         state_dir=state_dir,
     )

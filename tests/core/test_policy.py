@@ -42,10 +42,6 @@ def test_the_shipped_policy_is_good() -> None:
         (("[tenants.acme]", "[tenants.acme]\nweight = 0"), "weight"),
         (("[tenants.acme]", '[tenants.acme]\nteam = "mars"'), "tenants.acme.team: no tenant 'mars'"),
         (("[tenants.acme]", '[tenants.acme]\nteam = "acme"'), "tenants.acme.team: no tenant 'acme' without"),
-        (
-            ("revision = 1", "revision = 1\nslomax = { shard = { enabled = true }, pacing = { enabled = true } }"),
-            "shard: with",
-        ),
         (("revision = 1", "revision = 1\n" + SHARES.format("gold", 0.2)), "no class 'gold'"),
         (("revision = 1", "revision = 1\n" + SHARES.format("batch", 0.3)), "don't add up to 1"),
         (("revision = 1", "revision = 1\n" + SHARES.format("batch", 0.01)), "batch: the share is not between"),

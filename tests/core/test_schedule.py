@@ -244,3 +244,12 @@ def test_a_prompt_around_one_block_is_decided_by_one_rule_with_its_keys(tokens: 
         assert 0.0 < decision.predicted_ttft_s < 1.0
         chosen[decision.target] += 1
     assert len(chosen) == (1 if keys else 3)  # a block has a home, what has none is spread
+
+
+def test_with_fleetmind_off_a_full_site_refuses_and_sends_nobody_to_itself() -> None:
+    b = Town("b", small=1)
+    b.site.adopt(replace(b.site.policy, products=replace(b.site.policy.products, slomax=False, fleetmind=False)))
+    assert b.place(asked("first", prompt_tokens=120_000)).verdict == "admit"
+    assert b.place(asked("second", prompt_tokens=120_000)).verdict == "admit"
+    full = b.decide(asked("r", prompt_tokens=120_000)).decision
+    assert (full.verdict, full.reason) == ("reject", "all_busy")

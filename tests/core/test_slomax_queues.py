@@ -1,9 +1,5 @@
 """Class queues: who waits for a shared pool, who goes when, and what a prefill may cost those who decode."""
 
-from collections.abc import Iterator
-from itertools import count
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,65 +7,17 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.core.fleets import Town, asked
-from tokenfleet.core.asked import ROUTE, Decided, Ids
+from tests.core.paced_towns import PACED, answers, ask, decodes, release, ticks, town
+from tokenfleet.core.asked import ROUTE
 from tokenfleet.core.columns import Labels
-from tokenfleet.core.decision import Decision
 from tokenfleet.core.policy import PacingPolicy
-from tokenfleet.core.schedule import released, withdrawn
+from tokenfleet.core.schedule import withdrawn
 from tokenfleet.core.slomax.allowance import Allowance
 from tokenfleet.core.slomax.iterations import Iterations
 from tokenfleet.core.slomax.line import Line
 from tokenfleet.core.slomax.quota import Charge
 from tokenfleet.core.tokenpilot.held import Waiting
 from tokenfleet.sim.mixed.service_levels import QUEUES
-
-NUMBERS = count(1_000)
-PACED = PacingPolicy(enabled=True)
-
-
-def town(*, small: int) -> Town:
-    """A site whose classes share the pool of the small model."""
-    b = Town("b", small=small)
-    policy = b.site.policy
-    classes = {name: replace(terms, queue=QUEUES[name]) for name, terms in policy.classes.items()}
-    b.site.adopt(replace(policy, classes=classes, slomax=replace(policy.slomax, pacing=PACED)))
-    return b
-
-
-def ask(b: Town, name: str, request_class: str = "chat", prompt_tokens: int = 1000, **facts: Any) -> Decision:
-    """A request of that class that its gateway can hold for ten minutes."""
-    known: dict[str, Any] = {"wait_max_s": 600.0, "declared_class": request_class}
-    return b.place(asked(name, prompt_tokens=prompt_tokens, **(known | facts)), steps=ROUTE)
-
-
-def release(b: Town) -> Iterator[Decision]:
-    """What goes out now, each counted before the next."""
-    ids = (Ids(decision=f"b-{number}", now_wall_s=1.8e9) for number in NUMBERS)
-    for waiting, decided in released(b.site, "small-chat", b.now_s, lambda: next(ids)):
-        assert isinstance(decided, Decided)
-        if decided.placement is not None:
-            b.site.placed(decided.placement, partition=0, session="", now_s=b.now_s)
-        assert waiting.request.id == decided.decision.request
-        yield decided.decision
-
-
-def answers(b: Town) -> list[tuple[str, str]]:
-    return [(decision.request, decision.verdict) for decision in release(b)]
-
-
-def decodes(b: Town, name: str, request_class: str = "chat") -> Decision:
-    """A request that has its first token."""
-    decision = ask(b, name, request_class)
-    assert decision.verdict == "admit"
-    b.hears_outcome(decision, "first_token", ttft_s=0.1)
-    return decision
-
-
-def ticks(b: Town, iterations: int, *, over_s: float) -> None:
-    """The engines take so many iterations in that time, told by two heartbeats."""
-    b.hears_telemetry(iterations_total=1_000)
-    b.now_s += over_s
-    b.hears_telemetry(iterations_total=1_000 + iterations)
 
 
 def test_an_idle_pool_takes_any_class_at_once() -> None:

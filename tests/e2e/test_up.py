@@ -39,7 +39,7 @@ def free_base() -> int:
 def command(folder: Path, *options: str) -> list[str]:
     return [
         *(sys.executable, "-m", "tokenfleet.cli", "up", "--state-dir", str(folder / "state")),
-        *("--port-base", str(free_base()), "--copies", "1", *options),
+        *("--port-base", str(free_base()), *(() if "--design" in options else ("--copies", "1")), *options),
     ]
 
 
@@ -112,3 +112,22 @@ def test_one_up_a_state_folder_and_a_signal_ends_all_of_it(tmp_path: Path) -> No
         os.kill(up.pid, signal.SIGINT)
         assert up.wait(30.0) == 0
     assert [birth.name for birth in children if runs(birth)] == []
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(180)
+def test_a_design_runs_three_classes_on_one_cluster_and_tells_each_of_them(tmp_path: Path) -> None:
+    with running(tmp_path, "--design", "slomax", "--for", "25", "--json") as up:
+        out, _ = up.communicate(timeout=170.0)
+    said = (tmp_path / "err").read_text()
+    assert up.returncode == 0, said
+    report: dict[str, Any] = json.loads(out)
+    assert report["design"] == "slomax"
+    assert report["lost"] == 0, report["missing"]
+    assert set(report["classes"]) == {"chat", "long", "batch"}
+    for name, figures in report["classes"].items():
+        assert figures["met"] > 0, name
+        assert figures["output_tokens_per_s"] >= figures["goodput_tokens_per_s"] >= 0.0
+    assert report["queued"] > 0  # classes wait here, not in engines
+    assert "design slomax" in said
+    assert left_behind(tmp_path) == []

@@ -321,6 +321,7 @@ async def test_goodput_and_cost_are_those_of_the_loads_own_time_whatever_the_dra
             until_wall_s=until_s,
         )
     assert window.goodput_tokens_per_s("chat") == pytest.approx(200 / 20.0)
+    assert window.output_tokens_per_s("chat") == pytest.approx(300 / 20.0)  # one was late
     assert window.goodput_tokens_per_s("none") == 0.0
     assert window.cost == pytest.approx(0.6 + 1.0 + 0.4)
     assert window.cost_per_million_goodput_tokens == pytest.approx(2.0 / 200 * 1e6)

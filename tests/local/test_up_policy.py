@@ -12,7 +12,8 @@ from tokenfleet.core.policy import Rule, parse_policy
 from tokenfleet.core.tokenpilot.rules import RULES
 from tokenfleet.local.metrics import FleetMetrics
 from tokenfleet.local.options import UpOptions
-from tokenfleet.local.policy_rule import NAMES, name_of, put_into_force, rule_of, with_rule
+from tokenfleet.local.policy_change import put_into_force
+from tokenfleet.local.policy_rule import NAMES, name_of, rule_change, rule_of, with_rule
 from tokenfleet.local.up import EXIT_FAILED, run_up
 
 
@@ -58,11 +59,11 @@ def test_a_policy_with_no_place_for_a_rule_is_refused() -> None:
 async def test_the_rule_is_the_next_revision_on_the_topic_and_is_published_once(own_kafka: OwnKafka) -> None:
     await apply(own_kafka.bootstrap, ("a",))
     shipped, _ = load_policy()
-    await put_into_force(own_kafka.bootstrap, "cost")
+    await put_into_force(own_kafka.bootstrap, rule_change("tokenpilot"))
     assert (await read_log(own_kafka.bootstrap)).in_force is None  # it is what the fleet has anyway
     steps: list[tuple[Rule, int]] = [("round_robin", 1), ("round_robin", 1), ("cost", 2)]
     for rule, revision in steps:
-        await put_into_force(own_kafka.bootstrap, rule)
+        await put_into_force(own_kafka.bootstrap, rule_change(name_of(rule)))
         told = (await read_log(own_kafka.bootstrap)).in_force
         assert told is not None
         assert told.revision == shipped.revision + revision

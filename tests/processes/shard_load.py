@@ -35,12 +35,14 @@ QUOTA = 60  # requests a minute of globex
 CALL_MAX_S = 20.0
 
 
-def policy_at(folder: Path) -> Path:
-    """The shipped policy with the shard on and a limit for one tenant."""
+def policy_at(folder: Path, *, paced: bool) -> Path:
+    """The shipped policy with the shard on and a limit for one tenant; `paced`: classes have queues too."""
     text = policy_text().replace("[tenants.globex]", f"[tenants.globex]\nrequests_per_minute_max = {QUOTA}")
     path = folder / "policy.toml"
-    path.write_text(text + "\n[slomax.shard]\nenabled = true\nlease_share = 0.05\n")
-    assert parse_policy(path.read_text(), source="test").slomax.shard.enabled
+    pacing = f"\n[slomax.pacing]\nenabled = {str(paced).lower()}\n"
+    path.write_text(text + "\n[slomax.shard]\nenabled = true\nlease_share = 0.05\n" + pacing)
+    slomax = parse_policy(path.read_text(), source="test").slomax
+    assert (slomax.shard.enabled, slomax.pacing.enabled) == (True, paced)
     return path
 
 

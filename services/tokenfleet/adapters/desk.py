@@ -123,7 +123,7 @@ class Desk:
             self._place(change, now_s=now_s)
             self._write()
             if event.kind == "first_token":
-                self.holding.release()
+                self.holding.release_soon()
         if not self._tell([event], partition=self._partition_of(event)):
             raise NotKeptError("the disk takes no more reports; another replica can, or this one when there is room")
         OUTCOMES_COUNTED.labels(event.kind).inc()

@@ -17,6 +17,7 @@ from prometheus_client import Gauge, Histogram
 from tokenfleet.adapters.clock import monotonic_s
 from tokenfleet.core.asked import Decided, Ids, Steps
 from tokenfleet.core.decision import Decision, Request
+from tokenfleet.core.paced import standing, words
 from tokenfleet.core.schedule import let_go, released, withdrawn
 from tokenfleet.core.site import Site
 from tokenfleet.core.tokenpilot.explain import ms
@@ -24,6 +25,7 @@ from tokenfleet.core.tokenpilot.held import PERIOD_S
 
 log = logging.getLogger(__name__)
 
+TOLD_PERIOD_S: Final = 1.0  # between two words on places in line
 MARGIN_S: Final = 0.25  # before a caller's deadline, so that the final answer still reaches it
 
 HELD_NOW = Gauge("tokenfleet_held_requests", "Requests that wait at their gateways for an instance")
@@ -34,11 +36,12 @@ HELD_FOR = Histogram(
 )
 
 Settle = Callable[[Request, Steps, Decided], None]
+Moved = Callable[[Decision], None]
 
 
 class HeldCall(Struct, kw_only=True):
-    """One held request, the `queue` decision that it waits by, and all who wait; the `joined` among them asked for it
-    under another id, as duplicates."""
+    """One held request, the `queue` decision that it waits by with its last told place, and all who wait; the `joined`
+    among them asked for it under another id, as duplicates, the `watching` are told how its place changes."""
 
     request: Request
     steps: Steps
@@ -46,6 +49,7 @@ class HeldCall(Struct, kw_only=True):
     since_s: float
     callers: list["asyncio.Future[Decision]"]
     joined: list["asyncio.Future[Decision]"]
+    watching: "dict[asyncio.Future[Decision], Moved]"
 
     @property
     def call(self) -> tuple[str, int]:
@@ -68,18 +72,22 @@ class Holding:
         self._by_decision: dict[str, HeldCall] = {}
         self._some = asyncio.Event()
         self._runs = False
+        self._told_s = 0.0
+        self._releases_soon = False
 
     def __len__(self) -> int:
         return len(self._calls)
 
     async def run(self) -> None:
-        """Releases each PERIOD_S while anything is held. When this ends, all that is held goes out by cost."""
+        """Releases each PERIOD_S while anything is held, and each TOLD_PERIOD_S says how places have changed. When this
+        ends, all that is held goes out by cost."""
         self._runs = True
         try:
             while True:
                 await self._some.wait()
                 await asyncio.sleep(PERIOD_S)
                 self.release()
+                self._tell_places()
         finally:
             self._runs = False
             self.let_all_go()
@@ -96,25 +104,37 @@ class Holding:
 
     def begins(self, request: Request, steps: Steps, queue: Decision, *, now_s: float) -> None:
         """The site holds the request from now on, by the decision `queue`."""
-        held = HeldCall(request=request, steps=steps, queue=queue, since_s=now_s, callers=[], joined=[])
+        held = HeldCall(request=request, steps=steps, queue=queue, since_s=now_s, callers=[], joined=[], watching={})
         self._calls[held.call] = self._by_decision[queue.id] = held
         self._site.repeats.waits(request, steps, queue, now_s=now_s)
         self._counted()
         # The order may have changed by it, and its own turn be now; first its callers must have asked for the answer.
-        asyncio.get_running_loop().call_soon(self.release)
+        self.release_soon()
 
-    def answer_to(self, queue: Decision) -> "asyncio.Future[Decision]":
-        """The final decision on what is held by the decision `queue`, for one caller; cancel it to leave."""
+    def answer_to(self, queue: Decision, moved: Moved | None = None) -> "asyncio.Future[Decision]":
+        """The final decision on what is held by the decision `queue`, for one caller; cancel it to leave.
+
+        `moved` is told `queue` again whenever its place in line has changed, without its evidence.
+        """
         answer: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
         held = self._by_decision[queue.id]
         held.callers.append(answer)
         if queue.duplicate:
             held.joined.append(answer)
+        if moved is not None:
+            held.watching[answer] = moved
         answer.add_done_callback(partial(self._left, held))
         return answer
 
+    def release_soon(self) -> None:
+        """Releases once, when all that has come by now is taken in."""
+        if self._calls and not self._releases_soon:
+            self._releases_soon = True
+            asyncio.get_running_loop().call_soon(self.release)
+
     def release(self) -> None:
         """Gives their final answers to those whose turn it is."""
+        self._releases_soon = False
         if not self._calls:
             return
         for model in self._site.held.models():
@@ -127,6 +147,23 @@ class Holding:
                 log.exception("no turn can be given to the held requests for %s; they go out at once", model)
                 self._let_go([held for held in self._calls.values() if held.request.model == model])
         self._write()
+
+    def _tell_places(self) -> None:
+        now_s = monotonic_s()
+        if now_s - self._told_s < TOLD_PERIOD_S:
+            return
+        self._told_s = now_s
+        for held in self._calls.values():
+            before = held.queue.place
+            if before is None or not held.watching:
+                continue
+            place = standing(self._site, held.request.model, held.call, now_s)
+            if place is None or place.position == before.position:
+                continue
+            sentence = f"held: {words(place, held.queue.request_class)}"
+            held.queue = replace(held.queue, place=place, sentence=sentence, candidates=(), sites=(), shadows=())
+            for moved in tuple(held.watching.values()):
+                moved(held.queue)
 
     def let_all_go(self) -> None:
         """Gives all their final answers, whatever the backlog."""
@@ -178,6 +215,7 @@ class Holding:
     def _left(self, held: HeldCall, answer: "asyncio.Future[Decision]") -> None:
         """A caller has its answer or has left."""
         held.callers.remove(answer)
+        held.watching.pop(answer, None)
         if not held.callers and held.queue.id in self._by_decision:
             withdrawn(self._site, held.call, monotonic_s())
             self._forget(held)

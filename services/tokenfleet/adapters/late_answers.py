@@ -9,7 +9,7 @@ from tokenfleet.core.decision import Decision
 
 M = TypeVar("M")
 Late = tuple[str, Decision | Exception]
-"""The id of the `queue` decision, and what came of it."""
+"""The id of the `queue` decision, and what came of it: `queue` again where its place in line has changed."""
 
 
 class LateAnswers:
@@ -29,7 +29,7 @@ class LateAnswers:
         """The stream was told so at once; if it was `queue`, it waits for what comes of that."""
         if not isinstance(said, Decision) or said.verdict != "queue" or said.dry_run:
             return
-        answer = self._holding.answer_to(said)
+        answer = self._holding.answer_to(said, self._moved)
         self._open[answer] = said.id
         answer.add_done_callback(self._done)
 
@@ -59,6 +59,10 @@ class LateAnswers:
         """The stream has ended."""
         for answer in tuple(self._open):
             answer.cancel()
+
+    def _moved(self, queue: Decision) -> None:
+        self._come.append((queue.id, queue))
+        self._changed.set()
 
     def _done(self, answer: "asyncio.Future[Decision]") -> None:
         queue_id = self._open.pop(answer)

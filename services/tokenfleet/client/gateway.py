@@ -28,7 +28,7 @@ from msgspec import Struct
 
 from tokenfleet.adapters.clock import monotonic_s
 from tokenfleet.client.coalesce import Coalescer, Targets
-from tokenfleet.client.held_call import schedule_held
+from tokenfleet.client.held_call import Queued, schedule_held
 from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2, outcomes_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -112,9 +112,12 @@ class Gateway:
         for channel in self._channels.values():
             await channel.close()
 
-    async def schedule(self, request: decision_pb2.Request, *, dry_run: bool = False) -> Answer:
+    async def schedule(
+        self, request: decision_pb2.Request, *, dry_run: bool = False, queued: Queued | None = None
+    ) -> Answer:
         """The decision for `request`, after redirects and after it was held, with the `queue` decision in the trail.
 
+        `queued` is told that it waits, and where it stands in line as that changes. Cancelling withdraws it at once.
         Raises grpc.aio.AioRpcError when the origin can't answer.
         """
         trail: list[decision_pb2.Decision] = []
@@ -123,13 +126,13 @@ class Gateway:
         began_s = monotonic_s()
         while True:
             _spend(asked, request, monotonic_s() - began_s)
-            trail += await self._ask(self.targets, asked, dry_run=dry_run)
+            trail += await self._ask(self.targets, asked, dry_run=dry_run, queued=queued)
             decision = trail[-1]
             if decision.verdict != decision_pb2.VERDICT_REDIRECT:
                 return Answer(decision=decision, trail=tuple(trail), gateways=self.targets)
             there = tuple(decision.gateways)
             _spend(asked, request, monotonic_s() - began_s)
-            told = await self._ask_site(there, asked, decision.lease, dry_run=dry_run)
+            told = await self._ask_site(there, asked, decision.lease, dry_run=dry_run, queued=queued)
             trail += told
             if told:
                 taken = told[-1]
@@ -173,7 +176,7 @@ class Gateway:
             await asyncio.sleep(REPORT_PERIOD_S)
 
     async def _ask(
-        self, targets: Targets, request: decision_pb2.Request, *, dry_run: bool
+        self, targets: Targets, request: decision_pb2.Request, *, dry_run: bool, queued: Queued | None
     ) -> list[decision_pb2.Decision]:
         """The decision of whichever replica's turn it is; when none comes, of the first that gives one when named.
 
@@ -188,7 +191,7 @@ class Gateway:
             stub: Any = scheduler_pb2_grpc.SchedulerStub(self._channel(asked))
             try:
                 if request.wait_max_s > 0.0:
-                    return await schedule_held(stub, message, patience_s=TRY_TIMEOUT_S)
+                    return await schedule_held(stub, message, patience_s=TRY_TIMEOUT_S, queued=queued)
                 return [(await stub.Schedule(message, timeout=TRY_TIMEOUT_S)).decision]
             except grpc.aio.AioRpcError as error:
                 if error.code() not in SILENT_CODES:
@@ -198,7 +201,13 @@ class Gateway:
         raise silence
 
     async def _ask_site(
-        self, targets: Targets, request: decision_pb2.Request, lease: str, *, dry_run: bool
+        self,
+        targets: Targets,
+        request: decision_pb2.Request,
+        lease: str,
+        *,
+        dry_run: bool,
+        queued: Queued | None,
     ) -> list[decision_pb2.Decision]:
         """What the site redirected to says, its decision last; nothing when it can't be reached."""
         sent = decision_pb2.Request()
@@ -206,7 +215,7 @@ class Gateway:
         sent.hop = 1
         sent.lease = lease
         try:
-            return await self._ask(targets, sent, dry_run=dry_run)
+            return await self._ask(targets, sent, dry_run=dry_run, queued=queued)
         except ValueError as error:
             log.error("no way to the site behind %s (%s); asking the origin again", targets, error)
             return []

@@ -4,6 +4,7 @@ A unary call that is held says nothing until the end, as a frozen replica does. 
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 import grpc
@@ -14,11 +15,14 @@ from tokenfleet.wire.v1 import decision_pb2, scheduler_pb2
 
 PAUSES_S: Final = (0.05, 0.1, 0.2)  # between tries
 
+Queued = Callable[[decision_pb2.Decision], None]
+"""Is told the `queue` decision, and that again each time its place in line has changed."""
+
 
 async def schedule_held(
-    stub: Any, message: scheduler_pb2.ScheduleRequest, *, patience_s: float
+    stub: Any, message: scheduler_pb2.ScheduleRequest, *, patience_s: float, queued: Queued | None = None
 ) -> list[decision_pb2.Decision]:
-    """The decision on `message`; after a `queue` decision if it was held.
+    """The decision on `message`; after a `queue` decision if it was held. Who leaves early is withdrawn at once.
 
     A replica that answers that it is not ready is passed over, as the service config does it for calls that fail.
 
@@ -27,16 +31,16 @@ async def schedule_held(
     """
     for pause_s in PAUSES_S:
         try:
-            return await _schedule(stub, message, patience_s)
+            return await _schedule(stub, message, patience_s, queued)
         except RouteError as error:
             if error.code() is not grpc.StatusCode.UNAVAILABLE or not error.reason:
                 raise
         await asyncio.sleep(pause_s)
-    return await _schedule(stub, message, patience_s)
+    return await _schedule(stub, message, patience_s, queued)
 
 
 async def _schedule(
-    stub: Any, message: scheduler_pb2.ScheduleRequest, patience_s: float
+    stub: Any, message: scheduler_pb2.ScheduleRequest, patience_s: float, queued: Queued | None
 ) -> list[decision_pb2.Decision]:
     call = stub.ScheduleStream()
     try:
@@ -46,7 +50,12 @@ async def _schedule(
         if first.verdict != decision_pb2.VERDICT_QUEUE or message.dry_run:
             return [first]
         async with asyncio.timeout(message.request.wait_max_s + patience_s):
-            return [first, await _read(call)]
+            told = first
+            while told.verdict == decision_pb2.VERDICT_QUEUE:
+                if queued is not None:
+                    queued(told)
+                told = await _read(call)
+            return [first, told]
     except TimeoutError as error:
         raise RouteError(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer in {patience_s:g} s") from error
     except asyncio.InvalidStateError as error:  # written to a call that has failed: it says why

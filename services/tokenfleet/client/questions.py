@@ -63,8 +63,11 @@ class HeldQuestions:
         return withdrawn
 
     def finish(self, answers: Sequence[scheduler_pb2.RouteAnswer]) -> None:
-        """Hands final answers to those who waited for them; one whose caller has left is nobody's."""
+        """Hands final answers to those who waited for them; one whose caller has left is nobody's. Where a request
+        stands in line meanwhile tells nobody here anything."""
         for answer in answers:
+            if answer.decision.verdict == decision_pb2.VERDICT_QUEUE:
+                continue
             for question in self._questions.pop(answer.held, ()):
                 if question.answer.done():
                     continue

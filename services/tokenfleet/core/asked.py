@@ -75,11 +75,13 @@ class Turn(Struct, frozen=True, kw_only=True):
 
 
 class Decided(Struct, frozen=True, kw_only=True):
-    """The decision, the placement to count if it placed something, and the outcome to report if it refused."""
+    """The decision, the placement to count if it placed something, and the outcome to report if it refused. `short`: it
+    waits for credit of its pool's book, and those of its class behind it do too."""
 
     decision: Decision
     placement: PlacementEvent | None = None
     outcome: OutcomeEvent | None = None
+    short: bool = False
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -101,6 +103,12 @@ class Asked(Struct, frozen=True, kw_only=True):
     now_s: float
     rng: Random
     turn: Turn | None = None
+
+    @property
+    def paces(self) -> bool:
+        """Whether SLOMax queues requests for this pool by class, and this one's gateway can hold it."""
+        can_wait = self.turn is not None or self.request.wait_max_s > 0.0
+        return self.policy.slomax.pacing.enabled and self.policy.products.slomax and can_wait
 
     @property
     def kv_tokens(self) -> int:

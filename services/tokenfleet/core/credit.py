@@ -2,7 +2,8 @@
 
 The call that places spends: `Schedule` does or waits, `Admit` looks whether there is any, `Route` alone takes what
 there is and goes on without, since nobody was asked whether it may. A request that waits has a ticket at the book's
-owner, goes when it is granted, and is decided on the tables of then.
+owner, goes when it is granted, and is decided on the tables of then. Where classes have queues there are no tickets:
+who has its turn and finds no credit keeps its place until some is lent (core/paced.py).
 """
 
 from collections.abc import Iterator
@@ -73,7 +74,7 @@ def on_credit(
 ) -> Decided:
     """`here` with what its placement takes. Without credit, or an instance that has room, it waits in the line of the
     book's owner, or is refused."""
-    if here.placement is not None and (answer := _paid(asked, claimed, here)) is not None:
+    if here.placement is not None and (answer := paid(asked, claimed, here)) is not None:
         return answer
     if ruling is None:
         return here
@@ -89,10 +90,12 @@ def on_credit(
 
 
 def lines_up_at_home(site: Site, asked: Asked, sent: Dispatch) -> bool:
-    """Whether a request that no site has room for waits for it here: in the line, where home was refused for load."""
+    """Whether a request that no site has room for waits for it here: in a line, where home was refused for load."""
     home = next((option for option in sent.options if option.site == site.name), None)
     if sent.reason != "all_busy" or home is None or home.wait_s is None or not asked.steps.routing:
         return False
+    if asked.paces:
+        return True
     book = book_of(site, asked.policy, asked.pool)
     return book is not None and _may_wait(site, asked, book)
 
@@ -155,7 +158,7 @@ def give_back(site: Site, charge: Charge, now_s: float) -> None:
             site.purse.refund(book, credit, now_s=now_s)
 
 
-def _paid(asked: Asked, claimed: Claimed, here: Decided) -> Decided | None:
+def paid(asked: Asked, claimed: Claimed, here: Decided) -> Decided | None:
     """None where there is no credit for it."""
     purse, turn = claimed.purse, asked.turn
     if turn is not None and turn.granted is not None:

@@ -160,6 +160,17 @@ class Admission(Struct, frozen=True, kw_only=True):
     chance: float | None = None
 
 
+class Place(Struct, frozen=True, kw_only=True):
+    """Where a request stands that waits in the queue of its class: number 1 is the next of them.
+
+    The waits are the likely ones from now on, None as long as none has gone from there.
+    """
+
+    position: int
+    wait_p50_s: float | None = None
+    wait_p90_s: float | None = None
+
+
 class ShadowChoice(Struct, frozen=True, kw_only=True):
     """Where a shadow of the policy would have sent the request: what that would have cost, under the policy's weights.
 
@@ -198,7 +209,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     the first BLOCKS_TOLD_MAX of the request's, so that its log can be replayed with its reuse. `products` lists which
     of slomax, fleetmind, tokenpilot were on. `tables` names the versions decided on. `shadows` and `regret` are there
     for the share of decisions that the policy's shadows were asked beside. `duplicate`: another request asked for the
-    same under the same key and gets this answer too; it runs once, so a gateway that reads this starts nothing.
+    same under the same key and gets this answer too; it runs once, so a gateway that reads this starts nothing. `place`
+    comes with verdict `queue` where classes have queues.
     """
 
     id: str
@@ -249,5 +261,6 @@ class Decision(Struct, frozen=True, kw_only=True):
     drawn: tuple[float, float] | None = None
     canary: bool = False
     duplicate: bool = False
+    place: Place | None = None
     idempotency_key: str = ""
     body_hash: int = 0

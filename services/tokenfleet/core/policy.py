@@ -381,8 +381,4 @@ def _dangling(policy: Policy) -> list[str]:
         problems.append(f"shadows: {len(policy.shadows)} of them, at most {SHADOWS_MAX} are asked")
     if policy.default_tenant and policy.default_tenant not in policy.tenants:
         problems.append(f"default_tenant: no tenant {policy.default_tenant!r}")
-    if policy.slomax.shard.enabled and policy.slomax.pacing.enabled:
-        problems.append(
-            "slomax.shard: with slomax.pacing on each replica has queues of its own; one queue or the other"
-        )
     return problems + share_problems(policy.slomax.controller, policy.classes)

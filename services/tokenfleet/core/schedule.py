@@ -26,6 +26,7 @@ from tokenfleet.core.decision import Candidate, Decision, Reason, Request
 from tokenfleet.core.errors import BadRequestError, TableNotReadyError
 from tokenfleet.core.fleetmind.dispatch import Dispatch, dispatch
 from tokenfleet.core.fleetmind.residency import residency_refusal
+from tokenfleet.core.paced import paced, stays_in_line
 from tokenfleet.core.policy import Policy
 from tokenfleet.core.records import SiteSummary
 from tokenfleet.core.site import Site, pool_name
@@ -62,24 +63,30 @@ def released(site: Site, model: str, now_s: float, next_ids: Callable[[], Ids]) 
     if model not in site.held.models():
         return
     policy = site.policy_of(model)
-    if book_of(site, policy, site.pool(model, now_s, policy=policy)) is not None:
+    paces = policy.slomax.pacing.enabled and policy.products.slomax
+    if not paces and book_of(site, policy, site.pool(model, now_s, policy=policy)) is not None:
         yield from _granted(site, model, now_s, next_ids)
         return
-    paces = policy.slomax.pacing.enabled and policy.products.slomax
+    short: set[str] = set()
     if paces:
         queues = site.queues(model)
-        queues.admit(site.held.of(model), policy)
+        queues.admit(site.held.of(model), policy, now_s)
         turns = queues.turns(partial(site.pool, model, now_s, policy=policy), site.hits, policy, now_s)
     else:
         turns = site.held.turns(site.pool(model, now_s, policy=policy), site.hits, policy.tokenpilot, now_s)
     for waiting, turn in turns:
+        if waiting.request_class in short and not turn.overdue and not turn.late:
+            continue  # a large one would wait for ever behind small ones
         answer = _in_turn(site, waiting, turn, next_ids(), now_s)
+        if isinstance(answer, Decided) and answer.short:
+            short.add(waiting.request_class)
         if isinstance(answer, Decided) and answer.decision.verdict == "queue":
             continue
         site.take(waiting.call)
         gone(site, waiting, now_s)
         if paces and isinstance(answer, Decided) and answer.placement is not None:
-            site.queues(model).went(waiting, answer.decision.id, site.pool(model, now_s, policy=policy), policy)
+            pool = site.pool(model, now_s, policy=policy)
+            site.queues(model).went(waiting, answer.decision.id, pool, policy, now_s)
         yield waiting, answer
 
 
@@ -99,7 +106,7 @@ def let_go(site: Site, call: Call, ids: Ids, *, now_s: float) -> Released | None
     """The final answer to a held request at once, whatever the backlog; None if it is not held."""
     if (waiting := site.take(call)) is None:
         return None
-    if has_ticket(site, waiting):
+    if has_ticket(site, waiting) or stays_in_line(site, waiting.request.model, now_s):
         give_back(site, waiting.charge, now_s)
         site.duplicates.given_up(waiting.request)
         return TableNotReadyError("this replica holds nothing any more; another goes on where the request stands")
@@ -225,8 +232,8 @@ def _answer(site: Site, asked: Asked) -> Decided:
         if book is None or ruling is None or has_credit(asked, book):
             return stays(site, asked, ruling, sent)
         return _second_choice(site, asked, "all_busy") or lent_out(site, asked, ruling, sent, book)
-    if _paces(asked):
-        return _paced(site, asked, ruling, sent)
+    if asked.paces:
+        return paced(site, asked, ruling, sent)
     here = routed(site, asked, ruling, sent)
     wary = ruling is not None and ruling.waits
     if book is not None and (here.placement is not None or here.decision.reason == "all_busy"):
@@ -234,40 +241,6 @@ def _answer(site: Site, asked: Asked) -> Decided:
     elif here.placement is not None and _waits(site, asked, here.decision.candidates[0], wary=wary):
         return waits(here)
     return _second_choice(site, asked, here.decision.reason) or here
-
-
-def _paces(asked: Asked) -> bool:
-    """Whether SLOMax queues requests for this pool by class, and this one's gateway can hold it."""
-    policy = asked.policy
-    can_wait = asked.turn is not None or asked.request.wait_max_s > 0.0
-    return policy.slomax.pacing.enabled and policy.products.slomax and can_wait
-
-
-def _paced(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | None) -> Decided:
-    """Where a request goes whose turn it is; else it waits in its class's queue, with where it would go now."""
-    turn, waiting, queues = asked.turn, None, site.queues(asked.request.model)
-    if turn is None:
-        waiting = waiting_of(asked)
-        wary = ruling is not None and ruling.waits
-        turn = None if wary else queues.at_once(waiting, asked.pool, asked.policy, asked.now_s)
-        if turn is None:
-            here = routed(site, asked, ruling, sent)
-            if here.placement is None:
-                return here
-            if not asked.request.dry_run:
-                site.held.put(waiting)
-                queues.put(waiting, asked.policy)
-            return waits(here)
-        asked = replace(asked, turn=turn)
-    if turn.late:
-        waited = f"it waited {asked.request.elapsed_s:.1f} s and can't have its first token in time any more"
-        return refused_for(site, asked, "infeasible", waited)
-    here = routed(site, asked, ruling, sent)
-    if here.decision.reason == "all_busy" and not turn.overdue:
-        return replace(here, decision=replace(here.decision, verdict="queue"), outcome=None)
-    if waiting is not None and here.placement is not None and not asked.request.dry_run:
-        queues.went(waiting, here.decision.id, asked.pool, asked.policy)
-    return here
 
 
 def _waits(site: Site, asked: Asked, chosen: Candidate, *, wary: bool) -> bool:
@@ -371,7 +344,7 @@ def _peers(site: Site, asked: Asked) -> list[PeerView]:
 
 def _second_choice(site: Site, asked: Asked, reason: Reason) -> Decided | None:
     """Another site when this one has no room now, if the request may still leave."""
-    if not asked.steps.dispatch or asked.request.hop or reason != "all_busy":
+    if not asked.steps.dispatch or asked.request.hop or reason != "all_busy" or not asked.policy.products.fleetmind:
         return None
     sent = _dispatched(site, asked, without=(site.name,))
     return None if sent.reason else elsewhere(site, asked, sent)
@@ -390,6 +363,7 @@ def _ruled(site: Site, asked: Asked) -> Ruling:
         asked.pool,
         asked.policy,
         charge=asked.charge,
+        queues=asked.paces,
         held_s=site.held.ahead_s(model, request_class, policy.classes) if gated and site.held else 0.0,
         gate=site.gates.of(model) if gated else None,
         rtt_s=0.0 if request.origin == site.name else terms.rtt_s.get(request.origin, terms.rtt_default_s),

@@ -194,7 +194,9 @@ class Site:
         """What waits for the model's pool, where its classes share it."""
         found = self._queues.get(model)
         if found is None:
-            found = self._queues[model] = Queues(self.policy, self._iterations)
+            found = self._queues[model] = Queues(
+                self.policy, self._iterations, lambda: max(self.held.lag_s, self.ledger.lag_s)
+            )
         return found
 
     def take(self, call: Call) -> Waiting | None:

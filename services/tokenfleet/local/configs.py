@@ -45,7 +45,12 @@ def write_configs(
 
     common = {"kafka": layout.kafka, "status_host": HOST, "sites": list(fleet.sites)}
     own: dict[str, dict[str, Any]] = {
-        "agent": {"agent": AGENT, "engines": str(discovery), "site_secret": fleet.site_secret},
+        "agent": {
+            "agent": AGENT,
+            "engines": str(discovery),
+            "site_secret": fleet.site_secret,
+            "scrape_period_s": fleet.scrape_period_s,
+        },
         "capacity": {"gateways": {site: list(addresses) for site, addresses in layout.gateways.items()}},
         "goodput": {},
         "audit": {"postgres": layout.postgres, "listen": f"{HOST}:{layout.audit_port}"},
@@ -80,6 +85,9 @@ def load_config(fleet: Fleet, layout: Layout, *, run: str, folder: Path, copies:
         block_tokens=fleet.block_tokens,
         copies=copies or shares.copies,
         wait_max_s=shares.wait_max_s,
+        mixed=shares.mixed,
+        model_of=shares.model_of,
+        instances=fleet.engines,
         seed=seed,
         folder=str(folder),
     )

@@ -84,7 +84,7 @@ class Load:
 
     async def _serves(self, targets: Sequence[str]) -> None:
         await until_serving(targets)
-        await until_engines_known(targets, self._config.models)
+        await until_engines_known(targets, {*self._config.models, *self._config.model_of.values()})
 
     async def _replay(self, session: aiohttp.ClientSession) -> None:
         began_s = monotonic_s()
@@ -111,7 +111,7 @@ class Load:
         gateway = self._gateways[request.origin]
         for _ in range(1 + RETRIES_MAX):
             request.elapsed_s = monotonic_s() - arrived_s
-            if (answer := await self._answer(gateway, request)) is None or not answer.admitted:
+            if (answer := await self._admitted(gateway, request, arrived_s)) is None:
                 return
             attempt = Attempt(request, answer.decision, reporter=self._life, arrived_s=arrived_s, sent_s=monotonic_s())
             failed_early = await attempt.run(
@@ -123,6 +123,22 @@ class Load:
                 return
             request.attempt = answer.decision.attempt + 1
             del request.sites_tried[:]
+
+    async def _admitted(self, gateway: Gateway, request: decision_pb2.Request, arrived_s: float) -> Answer | None:
+        """The answer that lets the request run. Of the mixed load, who is refused for load comes again when told to."""
+        while True:
+            answer = await self._answer(gateway, request)
+            if answer is None or answer.admitted:
+                return answer
+            told = answer.decision
+            again = self._config.mixed > 0.0 and told.reason == decision_pb2.REASON_ALL_BUSY
+            if not again or not told.admission.HasField("retry_after_s"):
+                return None
+            if await is_set_within(self.stop, told.admission.retry_after_s):
+                return None
+            request.attempt = told.attempt + 1
+            del request.sites_tried[:]
+            request.elapsed_s = monotonic_s() - arrived_s
 
     async def _answer(self, gateway: Gateway, request: decision_pb2.Request) -> Answer | None:
         try:

@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from tokenfleet.adapters.kafka_admin import Applied, apply
+from tokenfleet.adapters.policy_file import load_policy
 from tokenfleet.adapters.postgres import migrate
 from tokenfleet.core.errors import PolicyError, SetupError
-from tokenfleet.core.policy import Rule
 from tokenfleet.local import broker, postgres, programs
 from tokenfleet.local.child import Exit, Program
 from tokenfleet.local.children import Supervisor
@@ -19,7 +19,7 @@ from tokenfleet.local.configs import Configs
 from tokenfleet.local.fleet import Fleet
 from tokenfleet.local.http_get import NoAnswerError, get
 from tokenfleet.local.layout import HOST, Layout
-from tokenfleet.local.policy_rule import put_into_force
+from tokenfleet.local.policy_change import PolicyChange, put_into_force
 
 BROKER, POSTGRES, LOAD = "broker", "postgres", "load"
 SERVING_WAIT_MAX_S = 120.0  # a machine under heavy load
@@ -38,21 +38,21 @@ class Parts:
         configs: Configs,
         supervisor: Supervisor,
         *,
-        rule: Rule | None,
+        change: PolicyChange | None,
         say: Callable[[str], None],
     ) -> None:
         self._fleet = fleet
         self._layout = layout
         self._configs = configs
         self._supervisor = supervisor
-        self._rule: Rule | None = rule
+        self._change = change
         self._say = say
         self._broker_ended = asyncio.Event()
 
     async def start(self, *, loaded: bool) -> None:
         """What a first decision needs, with the load, which waits until it is served.
 
-        Raises SetupError when a part does not come up, PolicyError when the rule can't be put into force.
+        Raises SetupError when a part does not come up, PolicyError when the change can't be put into force.
         """
         first = programs.needed_first(self._layout, self._configs)
         if loaded:
@@ -97,7 +97,7 @@ class Parts:
             try:
                 await broker.until_ready(port=port)
                 await self._apply_topics()
-                await self._put_rule_into_force()
+                await self._put_change_into_force()
                 self._say("the broker was restarted; its topics are there again, what they held is gone")
             except (TimeoutError, SetupError, PolicyError) as error:
                 self._say(f"the broker was restarted, its topics could not be applied: {error}")
@@ -121,24 +121,27 @@ class Parts:
             await self._supervisor.start(broker.program(port=port, name=BROKER, stop_wave=programs.STORES_WAVE))
             await _within(broker.until_ready(port=port), "the broker")
         await self._apply_topics()
-        await self._put_rule_into_force()
+        await self._put_change_into_force()
         for program in next_ones:
             await self._supervisor.start(program)
 
     async def _apply_topics(self) -> None:
         """Raises SetupError with the remedy for a topic of another shape on a real broker."""
         embedded = self._layout.kafka_port is not None
+        sites = sorted(
+            self._fleet.sites.keys() | load_policy()[0].sites.keys()
+        )  # a replica reads the summaries of them all
         wrong: list[Applied] = []
         for _ in range(APPLY_AGAIN_MAX if embedded else 1):
-            applied = await apply(self._layout.kafka, self._fleet.sites, recreate_wrong=embedded)
+            applied = await apply(self._layout.kafka, sites, recreate_wrong=embedded)
             if not (wrong := [each for each in applied if each.state == "wrong"]):
                 return
         raise SetupError(f"topic {wrong[0].name} {wrong[0].problem}: {wrong[0].remedy}")
 
-    async def _put_rule_into_force(self) -> None:
+    async def _put_change_into_force(self) -> None:
         """What the policy topic says is gone with an embedded broker, so it is said to each of its lives."""
-        if self._rule is not None:
-            await put_into_force(self._layout.kafka, self._rule)
+        if self._change is not None:
+            await put_into_force(self._layout.kafka, self._change)
 
     async def _site_serves(self, site: str) -> None:
         places = [place for place in self._layout.decides if place.site == site]

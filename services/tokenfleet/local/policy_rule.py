@@ -1,16 +1,13 @@
-"""Policy rule: `up --policy NAME` as the next revision of the fleet's policy, so that a load shows what a rule does."""
+"""Policy rule: `up --policy NAME` as a change of the fleet's policy, so that a load shows what a rule does."""
 
 import re
 
 from msgspec.structs import replace
 
-from tokenfleet.adapters.clock import wall_s
-from tokenfleet.adapters.policy_file import policy_text
-from tokenfleet.client.policies import publish, read_log
 from tokenfleet.core.errors import BadRequestError, PolicyError
-from tokenfleet.core.policy import Rule, parse_policy, policy_hash
-from tokenfleet.core.revisions import PolicyRevision, renumbered
+from tokenfleet.core.policy import Rule, parse_policy
 from tokenfleet.core.tokenpilot.rules import RULES
+from tokenfleet.local.policy_change import PolicyChange
 
 TOKENPILOT = "tokenpilot"
 NAMES: dict[str, Rule] = {TOKENPILOT: "cost", **{name: name for name in RULES}}
@@ -28,25 +25,10 @@ def name_of(rule: str) -> str:
     return TOKENPILOT if rule == "cost" else rule
 
 
-async def put_into_force(bootstrap: str, rule: Rule) -> None:
-    """Publishes what is in force, or the shipped policy, with another rule, unless it has that rule.
-
-    Raises PolicyError for a policy in force that can't be changed by machine, and beside an open canary.
-    """
-    log = await read_log(bootstrap)
-    text = log.in_force.toml if log.in_force is not None else policy_text()
-    before = parse_policy(text, source="the policy in force")
-    if before.tokenpilot.rule == rule:
-        return
-    revision = max(log.greatest, before.revision) + 1
-    toml = with_rule(renumbered(text, revision), rule)
-    reason = f"up --policy {name_of(rule)}"
-    await publish(
-        bootstrap,
-        PolicyRevision(
-            revision=revision, toml=toml, sha256=policy_hash(toml), by="up", at_wall_s=wall_s(), reason=reason
-        ),
-    )
+def rule_change(name: str) -> PolicyChange:
+    """The rule that people call `name`. Raises BadRequestError with the list of what exists."""
+    rule = rule_of(name)
+    return PolicyChange(reason=f"up --policy {name}", of=lambda toml: with_rule(toml, rule))
 
 
 def with_rule(toml: str, rule: Rule) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 
@@ -17,7 +17,7 @@ from tokenfleet.local.children import Supervisor
 from tokenfleet.local.dead_letters import count_dead_letters
 from tokenfleet.local.fleet import Fleet
 from tokenfleet.local.layout import Layout
-from tokenfleet.local.live_table import seconds
+from tokenfleet.local.live_table import seconds, share
 from tokenfleet.local.load_stats import read_stats
 from tokenfleet.local.metrics import quantile
 from tokenfleet.local.run import Run
@@ -38,11 +38,13 @@ Quantiles = dict[str, float | None]
 
 
 class ClassReport(Struct, frozen=True, kw_only=True):
-    """One class. Goodput are tokens of requests that finished within the load's time, by its seconds; attainment and
-    the counts are of all requests of the load, those that ended after it too.
+    """One class. Goodput are tokens of requests that finished within the load's time, by its seconds, output are
+    those of all that ended in it; attainment and the counts are of all requests of the load, those that ended after it
+    too.
     """
 
     goodput_tokens_per_s: float
+    output_tokens_per_s: float
     attainment_admitted: float | None
     attainment_offered: float | None
     ttft_s: Quantiles
@@ -59,8 +61,9 @@ class Report(Struct, frozen=True, kw_only=True):
     `admitted` … `redirected` count rows; `admitted_by_site` those of the site that runs the request,
     `decisions_by_site` all of the site that decided. `telemetry_rows` are scrapes that became visible to decisions,
     `visible_ms` how long after the scrape, `kv_blocks_indexed` (block, instance) pairs now. `first_decision_s` counts
-    since `up` began. `policy` is what people call the rule in force at the end. `ttft_s` is of all classes; `held_ms`
-    is how long those were held that were (verdict `queue`), a part of their time to first token.
+    since `up` began. `policy` is what people call the rule in force at the end, `design` that of `--design`.
+    `ttft_s` is of all classes; `held_ms` is how long those were held that were (verdict `queue`), a part of their time
+    to first token.
 
     `seconds` is the load's own time, from its begin until it was asked to stop, without the drain. Goodput per second
     and its cost are of that window: tokens of requests that finished within it, ready instances priced over it, idle
@@ -71,6 +74,7 @@ class Report(Struct, frozen=True, kw_only=True):
     """
 
     policy: str | None
+    design: str | None
     decisions: int | None
     admitted: int | None
     queued: int | None
@@ -125,6 +129,7 @@ async def report_of(
     p50_s, p95_s = (rows and rows.all_ttft_s) or (None, None)
     return Report(
         policy=", ".join(summary.policies()) or None,
+        design=summary.design or None,
         decisions=len(books.decisions) if books is not None else found and found.decisions,
         admitted=rows and rows.count("admit"),
         queued=rows and rows.count("queue"),
@@ -172,7 +177,20 @@ def print_report(report: Report, *, json: bool, say: Callable[[str], None]) -> N
     held_p50, held_p95 = (told and f"{told:,.0f} ms" for told in (report.held_ms["p50"], report.held_ms["p95"]))
     held = f"; {report.queued} held, p50 {held_p50}, p95 {held_p95}" if held_p50 else ""
     say(f"policy {report.policy or 'unknown'}: TTFT p50 {p50}, p95 {p95}{held}")
+    if report.design is not None:
+        for line in design_lines(report.design, report.classes):
+            say(line)
     say(totals(decisions=report.decisions, verdicts=verdicts, outcomes=report.outcomes, rows=rows))
+
+
+def design_lines(design: str, classes: Mapping[str, ClassReport]) -> list[str]:
+    """What a design came to: a line a class."""
+    return [
+        f"design {design}, {name}: {share(each.attainment_offered)} of offered and {share(each.attainment_admitted)} "
+        f"of admitted within their service level; {each.goodput_tokens_per_s:,.0f} of {each.output_tokens_per_s:,.0f} "
+        "output tokens/s count"
+        for name, each in classes.items()
+    ]
 
 
 async def _drained(
@@ -220,14 +238,27 @@ def load_time(run: Run) -> tuple[float, float]:
 def _classes(rows: RunRows, window: Window) -> dict[str, ClassReport]:
     names = sorted((rows.ttft_s.keys() | rows.sums.keys()) - {""})
     return {
-        name: _class(rows.sums.get(name), rows.ttft_s.get(name), window.goodput_tokens_per_s(name)) for name in names
+        name: _class(
+            rows.sums.get(name),
+            rows.ttft_s.get(name),
+            goodput_tokens_per_s=window.goodput_tokens_per_s(name),
+            output_tokens_per_s=window.output_tokens_per_s(name),
+        )
+        for name in names
     }
 
 
-def _class(sums: ClassSums | None, ttft_s: tuple[float, float] | None, goodput_tokens_per_s: float) -> ClassReport:
+def _class(
+    sums: ClassSums | None,
+    ttft_s: tuple[float, float] | None,
+    *,
+    goodput_tokens_per_s: float,
+    output_tokens_per_s: float,
+) -> ClassReport:
     p50, p95 = ttft_s or (None, None)
     return ClassReport(
         goodput_tokens_per_s=goodput_tokens_per_s,
+        output_tokens_per_s=output_tokens_per_s,
         attainment_admitted=sums and sums.attainment_admitted,
         attainment_offered=sums and sums.attainment_offered,
         ttft_s={"p50": p50, "p95": p95},

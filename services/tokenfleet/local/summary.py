@@ -41,10 +41,11 @@ class Summary:
     `usage` is what the processes took when they took most memory together.
     """
 
-    def __init__(self, layout: Layout, run: Run, supervisor: Supervisor) -> None:
+    def __init__(self, layout: Layout, run: Run, supervisor: Supervisor, *, design: str) -> None:
         self.metrics = FleetMetrics(layout.status_ports)
         self.postgres = Postgres(layout.postgres)
         self.usage: Mapping[str, Usage] = {}
+        self.design = design
         self._layout = layout
         self._run = run
         self._supervisor = supervisor
@@ -68,6 +69,11 @@ class Summary:
         """What people call the rules by which the decision replicas choose instances: one, but while it is changed."""
         rules = {self.metrics.state(RULE, place.name) for place in self._layout.decides}
         return sorted(name_of(rule) for rule in rules if rule is not None)
+
+    @property
+    def told_policy(self) -> str:
+        """What is in force, in words; empty while nobody has told."""
+        return ", ".join([*self.policies(), *([f"design {self.design}"] if self.design else [])])
 
     def say(self, line: str) -> None:
         self._console.print(line, markup=False, soft_wrap=True)
@@ -146,7 +152,7 @@ class Summary:
         for place in self._layout.decides:
             if (age_s := self.metrics.gauge(AGE, place.name)) is not None:
                 ages_s[place.site] = max(ages_s.get(place.site, 0.0), age_s)
-        policy = ", ".join(self.policies())
+        policy = self.told_policy
         foot = f"up {monotonic_s() - self._run.began_s:.0f} s, {self.rss_bytes / 1e6:,.0f} MB; lost: known at the end"
         try:
             rows = await live_rows(self.postgres, since_wall_s=self._run.began_wall_s)

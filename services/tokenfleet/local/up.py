@@ -16,19 +16,22 @@ from typing import Any
 
 from tokenfleet.adapters.clock import monotonic_s, wall_s
 from tokenfleet.adapters.endpoints import Endpoints
-from tokenfleet.adapters.policy_file import load_policy
+from tokenfleet.adapters.policy_file import load_policy, policy_text
 from tokenfleet.adapters.running import leaves
-from tokenfleet.core.errors import TokenFleetError
+from tokenfleet.core.errors import BadRequestError, TokenFleetError
+from tokenfleet.core.policy import parse_policy
 from tokenfleet.local.broker import EmbeddedPartMissingError
 from tokenfleet.local.child import Exit
 from tokenfleet.local.children import StateInUseError, Supervisor
 from tokenfleet.local.configs import load_config, write_configs
-from tokenfleet.local.fleet import Fleet, refuse_strangers, shipped_fleet
+from tokenfleet.local.designs import design_change, designed
+from tokenfleet.local.fleet import Fleet, mixed_fleet, refuse_strangers, shipped_fleet
 from tokenfleet.local.layout import HOST, Layout, lay_out
 from tokenfleet.local.load_stats import ANSWERED, STATS
 from tokenfleet.local.options import UpOptions
 from tokenfleet.local.parts import LOAD, Parts
-from tokenfleet.local.policy_rule import rule_of
+from tokenfleet.local.policy_change import PolicyChange
+from tokenfleet.local.policy_rule import rule_change
 from tokenfleet.local.ports import refuse_taken
 from tokenfleet.local.postgres import DataFolderError
 from tokenfleet.local.real_engines import real_fleet
@@ -89,9 +92,8 @@ async def _up(options: UpOptions, began_s: float) -> int:
                     fleet, layout, run=run.id, folder=run.folder, copies=options.copies, seed=options.seed
                 ),
             )
-            summary = Summary(layout, run, supervisor)
-            rule = rule_of(options.policy) if options.policy else None
-            parts = Parts(fleet, layout, configs, supervisor, rule=rule, say=summary.say)
+            summary = Summary(layout, run, supervisor, design=options.design)
+            parts = Parts(fleet, layout, configs, supervisor, change=_change(options), say=summary.say)
             listeners += [parts, summary]
             async with asyncio.TaskGroup() as tasks, summary:
                 beside = [
@@ -114,11 +116,13 @@ async def _up(options: UpOptions, began_s: float) -> int:
 
 def _planned(options: UpOptions) -> tuple[Fleet, Layout]:
     """What is to run, and where. Raises PolicyError for files that don't agree with one another, and
-    BadRequestError for a policy that there isn't."""
-    if options.policy:
-        rule_of(options.policy)
-    policy, _ = load_policy()
-    fleet = shipped_fleet()
+    BadRequestError for a policy or design that there isn't, or options that exclude each other."""
+    for name, given in (("policy", options.policy), ("engines", options.engines), ("copies", options.copies)):
+        if options.design and given:
+            raise BadRequestError(f"--{name}", "a design has its own; leave out one of the two")
+    change = _change(options)
+    policy = load_policy()[0] if change is None else parse_policy(change.of(policy_text()), source=change.reason)
+    fleet = designed(mixed_fleet(), options.design) if options.design else shipped_fleet()
     if options.engines is not None:
         fleet = real_fleet(fleet, options.engines)
     refuse_strangers(fleet, policy, source=str(options.engines or "the shipped fleet"))
@@ -130,6 +134,13 @@ def _planned(options: UpOptions) -> tuple[Fleet, Layout]:
         simulated=options.engines is None,
     )
     return fleet, layout
+
+
+def _change(options: UpOptions) -> PolicyChange | None:
+    """What is asked for beside the policy that the fleet has."""
+    if options.design:
+        return design_change(options.design)
+    return rule_change(options.policy) if options.policy else None
 
 
 async def _live(

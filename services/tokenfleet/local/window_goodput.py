@@ -34,11 +34,13 @@ group by 1, 2
 
 
 class Window(Struct, frozen=True, kw_only=True):
-    """From `from_wall_s` until `until_wall_s`, labels of this machine's clock. Tokens by class; cost of all pools."""
+    """From `from_wall_s` until `until_wall_s`, labels of this machine's clock. Tokens by class,
+    of requests that ended in it; cost of all pools."""
 
     from_wall_s: float
     until_wall_s: float
     goodput_tokens: Mapping[str, int]
+    output_tokens: Mapping[str, int] = {}
     cost: float
 
     @property
@@ -47,6 +49,9 @@ class Window(Struct, frozen=True, kw_only=True):
 
     def goodput_tokens_per_s(self, request_class: str) -> float:
         return self.goodput_tokens.get(request_class, 0) / self.seconds
+
+    def output_tokens_per_s(self, request_class: str) -> float:
+        return self.output_tokens.get(request_class, 0) / self.seconds
 
     @property
     def cost_per_million_goodput_tokens(self) -> float | None:
@@ -62,36 +67,41 @@ async def window_of(
 
     Raises PostgresAwayError, RowsRefusedError.
     """
+    goodput_tokens, output_tokens = await _tokens(postgres, policy, run, from_wall_s, until_wall_s)
     return Window(
         from_wall_s=from_wall_s,
         until_wall_s=until_wall_s,
-        goodput_tokens=await _goodput_tokens(postgres, policy, run, from_wall_s, until_wall_s),
+        goodput_tokens=goodput_tokens,
+        output_tokens=output_tokens,
         cost=await _cost(postgres, since_wall_s, from_wall_s, until_wall_s),
     )
 
 
-async def _goodput_tokens(
+async def _tokens(
     postgres: Postgres, policy: Policy, run: str, from_wall_s: float, until_wall_s: float
-) -> Counter[str]:
-    sums: Counter[str] = Counter()
+) -> tuple[Counter[str], Counter[str]]:
+    """Goodput and all output, by class."""
+    sums: dict[str, Counter[str]] = {"goodput_tokens": Counter(), "output_tokens": Counter()}
     name: str | None = None
     request = LogicalRequest()
     async with postgres.connection() as connection:
         async for row in connection.cursor(ENDS, from_wall_s, until_wall_s, run, prefetch=ROWS_AT_ONCE):
             if row["request"] != name:
                 if name is not None:
-                    sums += _tokens_of(request, policy)
+                    _add(sums, request, policy)
                 name, request = row["request"], LogicalRequest()
             event = from_json(row["body"], OutcomeEvent)
             request.hear(Heard(event, event.at_wall_s, row["at_origin"], late=False))
-    return sums if name is None else sums + _tokens_of(request, policy)
+    if name is not None:
+        _add(sums, request, policy)
+    return sums["goodput_tokens"], sums["output_tokens"]
 
 
-def _tokens_of(request: LogicalRequest, policy: Policy) -> Counter[str]:
-    sums: Counter[str] = Counter()
+def _add(sums: dict[str, Counter[str]], request: LogicalRequest, policy: Policy) -> None:
     for posting in request.account(policy, -math.inf).postings:
-        sums[posting.request_class] += dict(posting.counts).get("goodput_tokens", 0)
-    return sums
+        for column, count in posting.counts:
+            if column in sums:
+                sums[column][posting.request_class] += count
 
 
 async def _cost(postgres: Postgres, since_wall_s: float, from_wall_s: float, until_wall_s: float) -> float:

@@ -49,6 +49,7 @@ class Leases:
         self.degraded_units = 0  # of unfinished degraded work
         self.answered = False  # once an owner has answered us, be it that there is nothing
         self.asked = 0  # units that spends asked for since the last request: what the next one may want, and more
+        self._short: set[str] = set()  # who was short of credit since the last request
         self._remote, self._once = remote, once
         self._fence = Fence()
         self._held: list[Held] = []  # oldest first
@@ -89,6 +90,7 @@ class Leases:
         """
         self._n += 1
         self._sent_s, self._refused, self.asked = now_s, False, 0
+        self._short.clear()
         self._wanted, self._ahead_told = wants, self._ahead
         self._held = self._held[-1:]
         kept = self._held[0] if self._held else None
@@ -152,6 +154,13 @@ class Leases:
                 left -= taken
                 parts.append((lease.n, taken))
         return Credit(units=units, at_s=now_s, request=self._n, parts=tuple(parts))
+
+    def lacks(self, name: str, units: int) -> None:
+        """Somebody waits until so many units are in hand; counted once between two requests however often told."""
+        self._refused = True
+        if name not in self._short:
+            self._short.add(name)
+            self.asked += units
 
     def refund(self, credit: Credit, *, now_s: float) -> None:
         """Give back what was not used; once a credit, and with a placement never.

@@ -60,6 +60,10 @@ class Purse:
         """Credit for one request of a tenant, at most `ahead` of the owner; None if there is none."""
         return self.follow(book, quota=True).spend(1, now_s=now_s, ahead=ahead)
 
+    def lacks(self, book: str, name: str, units: int) -> None:
+        """Somebody waits here until so many units of the book are in hand."""
+        self.follow(book).lacks(name, units)
+
     def refund(self, book: str, credit: Credit, *, now_s: float) -> None:
         """Gives back what was not used; once a credit."""
         self.follow(book).refund(credit, now_s=now_s)

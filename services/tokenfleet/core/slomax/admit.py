@@ -1,9 +1,9 @@
 """SLOMax: may this request run now, wait, come later, or not at all?
 
 Checks in order, the first that fails answers: the tenant's class and model, instances, context length, quota, deadline,
-the class's concurrent requests, its backlog, the feasibility gate where the policy has one. Only the first two hold
-when the product is switched off: they are rights, not load. Failure mode: closed for rights, open for load: a wait, KV
-size or age that nobody knows refuses nothing.
+the class's concurrent requests and its backlog where it has no queue, the feasibility gate where the policy has one.
+Only the first two hold when the product is switched off: they are rights, not load. Failure mode: closed for rights,
+open for load: a wait, KV size or age that nobody knows refuses nothing.
 """
 
 from random import Random
@@ -70,6 +70,7 @@ def admit(
     charge: Charge,
     held: int = 0,
     held_s: float = 0.0,
+    queues: bool = False,
     gate: Gate | None = None,
     rtt_s: float = 0.0,
     output_q50_tokens: float,
@@ -81,8 +82,9 @@ def admit(
     `charge` is what the tenant's quota said (quota.Quotas.charge); the caller refunds it unless the verdict is admit.
     `held` requests of the class wait to be bound to an instance of the pool: they have their places among its running.
     `held_s` is the work of all that are held and go before it, `rtt_s` the way to the client; both are for the `gate`,
-    None where it is not to be asked. Output estimates are learned ones, cut here at the caller's budget. `rng` spreads
-    Retry-After. Raises UnknownModelError and UnknownTenantError for names that the policy lacks.
+    None where it is not to be asked. `queues`: what finds no room waits in the queue of its class. Output estimates are
+    learned ones, cut here at the caller's budget. `rng` spreads Retry-After. Raises UnknownModelError and
+    UnknownTenantError for names that the policy lacks.
     """
     terms = policy.classes[classified.request_class]
     evidence = Admission(
@@ -118,7 +120,10 @@ def admit(
     # A prediction may be wrong: where there is a gate it is that which refuses on one.
     if slack_s is not None and slack_s + (0.0 if gate is None else room.stay_s) < 0.0:
         return _rejected("infeasible", evidence, f"the deadline passes {-slack_s:.1f} s before the likely end")
-    ruling = _by_load(evidence, room, terms, policy, slack_s=slack_s, rng=rng)
+    if queues:
+        ruling = Ruling(verdict="admit", admission=evidence)
+    else:
+        ruling = _by_load(evidence, room, terms, policy, slack_s=slack_s, rng=rng)
     if gate is None or ruling.verdict != "admit":
         return ruling
     ahead = _ahead(request, evidence, room, terms, pool, held_s=held_s, rtt_s=rtt_s)

@@ -57,6 +57,17 @@ class Line:
             rest = line[: most - len(chosen)][:at]
             yield tenant, [place.waiting for place in (*chosen, *rest)]
 
+    def before(self, call: Call, *, rank: float | None = None) -> int:
+        """How many go before the request when tenants take turns: those of its own tenant before it, and as many of
+        each other one. `rank` as in `by_tenant`."""
+        tenant, own_rank, number = self._places[call]
+        line = self._tenants[tenant]
+        own = bisect_left(line, (own_rank, number))
+        if rank is not None:
+            behind = bisect_left(line, (rank,))
+            own += -behind if own >= behind else len(line) - behind
+        return own + sum(min(len(other), own) for name, other in self._tenants.items() if name != tenant)
+
     @property
     def oldest(self) -> Waiting | None:
         """Who came first of those that wait."""

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from tokenfleet.core.columns import Flags, Floats
-from tokenfleet.core.policy import ClassQueue, PacingPolicy, Policy
+from tokenfleet.core.policy import ClassQueue, PacingPolicy, Policy, RequestClass
 from tokenfleet.core.pool import PoolView
 from tokenfleet.core.predict.work import decode_iteration_s
 
@@ -21,7 +21,8 @@ class Pace(Struct, frozen=True, kw_only=True):
 
     `spent_s` and `iterations` are of the last window, `step_s` is the time of one full iteration, `guarded_tpot_s` the
     time per output token that is guarded (None: nobody's). `guarded` and `prefills` count the guarded requests and the
-    reserving ones without a first token. `reserved` are instances kept free for reserving work, None for none.
+    reserving ones without a first token, `late_s` is how late first tokens are heard of. `reserved` are instances kept
+    free for reserving work, None for none.
     """
 
     pool: PoolView
@@ -32,6 +33,7 @@ class Pace(Struct, frozen=True, kw_only=True):
     allowance: float
     guarded: Floats
     prefills: Floats
+    late_s: float = 0.0
     reserved: Flags | None = None
 
     def forecast_s(self, work_s: Floats | float, iterations: Floats | float) -> Floats:
@@ -55,6 +57,7 @@ def pace_of(
     *,
     recent: tuple[Floats, Floats],
     allowance: float,
+    late_s: float = 0.0,
 ) -> Pace:
     """The pool now. `recent` are seconds and iterations of each instance (Iterations.recent); where they are unknown
     the forecast assumes the pace of its decodes alone."""
@@ -89,6 +92,7 @@ def pace_of(
         allowance=allowance,
         guarded=guarded,
         prefills=prefills,
+        late_s=min(late_s, policy.slomax.pacing.late_max_s),
     )
 
 
@@ -120,7 +124,7 @@ def open_to(
 ) -> Flags:
     """The instances that may take a request of the class now. `queued` are its requests there without a first token,
     `slack_s` the time until it must start."""
-    allowed = pace.pool.columns.backlog_s <= queue.backlog_max_s
+    allowed = pace.pool.columns.backlog_s <= queue.backlog_max_s + pace.late_s
     if queue.prefills_max and queued is not None:
         allowed &= queued < queue.prefills_max
     if queue.role == "filling" and pace.reserved is not None:
@@ -133,6 +137,17 @@ def open_to(
         fits |= pace.guarded <= 0.0  # nobody is to be guarded there
         allowed &= fits
     return allowed
+
+
+def has_room(pool: PoolView, terms: RequestClass, request_class: str, kv_tokens: float) -> Flags:
+    """The instances where one more of the class, of so many KV tokens, keeps within its bounds; an empty one has room
+    for whatever fits into it at all."""
+    columns = pool.columns
+    room = ~(columns.kv_held + kv_tokens > terms.kv_share_max * columns.fixed.kv_total)  # unknown: room
+    room |= columns.open <= 0.0
+    if (running := columns.classes.get(request_class)) is not None:
+        room &= running < terms.running_max_per_instance
+    return room
 
 
 def price_s(pace: Pace, queue: ClassQueue, work_s: Floats, iterations: Floats, terms: PacingPolicy) -> Floats:

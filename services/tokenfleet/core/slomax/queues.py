@@ -7,7 +7,7 @@ tenant guarded requests by the latest start that still meets their service level
 reserving ones by least work with ageing, filling ones by latest start.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from typing import NamedTuple
@@ -16,6 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from tokenfleet.core.asked import Turn
+from tokenfleet.core.decision import Place
 from tokenfleet.core.policy import ClassQueue, PacingPolicy, Policy, RequestClass
 from tokenfleet.core.pool import PoolView
 from tokenfleet.core.predict.work import decode_iteration_s
@@ -26,8 +27,9 @@ from tokenfleet.core.slomax.fair import Waiting as InLine
 from tokenfleet.core.slomax.floor import Floor
 from tokenfleet.core.slomax.iterations import Iterations
 from tokenfleet.core.slomax.line import Line
-from tokenfleet.core.slomax.pacing import Pace, open_to, pace_of, price_s, reserved_of
+from tokenfleet.core.slomax.pacing import Pace, has_room, open_to, pace_of, price_s, reserved_of
 from tokenfleet.core.slomax.quota import entry_of
+from tokenfleet.core.slomax.waits import Waits
 from tokenfleet.core.tokenpilot.cost import dense_work_s
 from tokenfleet.core.tokenpilot.held import Call, Look, Waiting
 
@@ -48,12 +50,15 @@ class _Charge(NamedTuple):
 class Queues:
     """What waits for one pool, with what pacing and fairness remember of it."""
 
-    def __init__(self, policy: Policy, iterations: Iterations) -> None:
+    def __init__(self, policy: Policy, iterations: Iterations, late_s: Callable[[], float]) -> None:
+        """`late_s` tells how late first tokens are heard of."""
         self.allowance = Allowance(policy.slomax.pacing)
         self._iterations = iterations
+        self._late_s = late_s
         self._lines: dict[str, Line] = {}
         self._fairs: dict[str, Fair] = {}
         self._floor = Floor(policy.slomax.fair)
+        self._waits: defaultdict[str, Waits] = defaultdict(Waits)
         self._charges: OrderedDict[str, _Charge] = OrderedDict()  # by decision
 
     def __len__(self) -> int:
@@ -68,29 +73,42 @@ class Queues:
         for fair in self._fairs.values():
             fair.follow(policy.slomax.fair, policy.tenants, default_tenant=policy.default_tenant)
 
-    def put(self, waiting: Waiting, policy: Policy) -> None:
+    def put(self, waiting: Waiting, policy: Policy, now_s: float) -> None:
         """It waits from now on in the line of its class."""
         terms = policy.classes[waiting.request_class]
         waiting.latest_start_s = latest_start_s(waiting, terms)
         waiting.joined_ns = self._fair(waiting.request_class, policy).virtual_ns
         tenant = entry_of(waiting.request.tenant, policy)
         rank = _rank(waiting, terms.queue, policy.slomax.pacing)
-        self._lines.setdefault(waiting.request_class, Line()).put(waiting, rank, tenant)
+        line = self._lines.setdefault(waiting.request_class, Line())
+        line.put(waiting, rank, tenant)
+        waiting.position = _position(line, waiting.call, terms.queue, now_s)
 
-    def admit(self, held: Collection[Waiting], policy: Policy) -> None:
+    def place(self, call: Call, policy: Policy, now_s: float) -> Place | None:
+        """Where a request stands in the line of its class, None if it is in none."""
+        for name, line in self._lines.items():
+            if call in line and name in policy.classes:
+                position = _position(line, call, policy.classes[name].queue, now_s)
+                q50_s, q90_s = self._waits[name].expected_s(position) or (None, None)
+                return Place(position=position, wait_p50_s=q50_s, wait_p90_s=q90_s)
+        return None
+
+    def admit(self, held: Collection[Waiting], policy: Policy, now_s: float) -> None:
         """Lines up all of the `held` that were held before classes had queues."""
         if len(held) != len(self):
             for waiting in held:
                 if waiting.call not in self and waiting.request_class in policy.classes:
-                    self.put(waiting, policy)
+                    self.put(waiting, policy, now_s)
 
     def take(self, call: Call) -> Waiting | None:
         """The request waits no longer."""
         return next((found for line in self._lines.values() if (found := line.take(call)) is not None), None)
 
-    def went(self, waiting: Waiting, decision: str, pool: PoolView, policy: Policy) -> None:
+    def went(self, waiting: Waiting, decision: str, pool: PoolView, policy: Policy, now_s: float) -> None:
         """The request waits no longer, it was placed by that decision: its tenant and its class are charged for it."""
         name, tenant = waiting.request_class, waiting.request.tenant
+        if (waited_s := now_s - waiting.since_s) > 0.0:
+            self._waits[name].went(position=waiting.position, waited_s=waited_s)
         line = self._lines.get(name, ())
         output_s = output_price_s(pool)
         seconds = waiting.work_s + waiting.output_tokens * output_s
@@ -156,7 +174,8 @@ class Queues:
         queued = pace.pool.columns.classes_queued.get(name)
         slack_s = waiting.latest_start_s - now_s
         terms = policy.slomax.pacing
-        return bool(open_to(pace, queue, queued, 0.0, 0.0, slack_s=slack_s, terms=terms).any())
+        allowed = open_to(pace, queue, queued, 0.0, 0.0, slack_s=slack_s, terms=terms)
+        return bool((allowed & has_room(pace.pool, policy.classes[name], name, 0.0)).any())
 
     def _waited_s(self, policy: Policy, now_s: float) -> dict[str, float]:
         """How long the oldest request of each class that waits has waited."""
@@ -176,8 +195,8 @@ class Queues:
 
     def _in_order(self, line: Line, name: str, policy: Policy, now_s: float) -> list[Waiting]:
         """The first of the line: tenants by their fair shares, each tenant's by the order of the class."""
-        most, guarded = policy.slomax.pacing.planned_max, policy.classes[name].queue.role == "guarded"
-        heads = list(line.by_tenant(most, rank=now_s if guarded else None))
+        most, first = policy.slomax.pacing.planned_max, _first_rank(policy.classes[name].queue, now_s)
+        heads = list(line.by_tenant(most, rank=first))
         if len(heads) == 1:
             return heads[0][1]
         listed = [waiting for _, its in heads for waiting in its]
@@ -193,7 +212,7 @@ class Queues:
         terms = policy.slomax.pacing
         self.allowance.advance(terms, now_s)
         recent = self._iterations.recent(pool.columns.labels, terms.window_s)
-        pace = pace_of(pool, policy, recent=recent, allowance=self.allowance.share)
+        pace = pace_of(pool, policy, recent=recent, allowance=self.allowance.share, late_s=self._late_s())
         waiting = self._reserving(policy, now_s)
         if waiting and self._filling_slack_s(policy, now_s) > terms.reserve_slack_s:
             reserved = reserved_of(pace, waiting, terms)
@@ -233,6 +252,8 @@ class Queues:
         queued = pool.columns.classes_queued.get(waiting.request_class)
         slack_s = waiting.latest_start_s - now_s
         allowed = open_to(pace, queue, queued, work_s, iterations, slack_s=slack_s, terms=terms)
+        kv_tokens = prompt_tokens + waiting.output_tokens
+        allowed &= has_room(pool, policy.classes[waiting.request_class], waiting.request_class, kv_tokens)
         if not allowed.any() and not overdue and not late:
             return None
         return Turn(
@@ -243,6 +264,15 @@ class Queues:
             pace_s=price_s(pace, queue, work_s, iterations, terms),
             late=late,
         )
+
+
+def _position(line: Line, call: Call, queue: ClassQueue, now_s: float) -> int:
+    return 1 + line.before(call, rank=_first_rank(queue, now_s))
+
+
+def _first_rank(queue: ClassQueue, now_s: float) -> float | None:
+    """The rank that goes first: guarded requests that can still make it go before those that can't."""
+    return now_s if queue.role == "guarded" else None
 
 
 def _is_overdue(waiting: Waiting, now_s: float) -> bool:

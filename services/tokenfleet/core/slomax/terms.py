@@ -41,7 +41,9 @@ class PacingPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     `attainment_high`. It counts in full when the reserving request must start now, and not before `allowance_slack_s`.
     `reserve_share` of the instances at most are kept from filling work for waiting reserving requests, while the
     earliest filling one has `reserve_slack_s` left; guarded ones pay `reserved_price_s` there. `ageing`: a reserving
-    request that waits for so many seconds goes before one with a second less work.
+    request that waits for so many seconds goes before one with a second less work. `planned_max` are looked at at a
+    time, `waiting_max` wait for a pool at all. Of the backlog that is seen as much is over already as news of first
+    tokens are late; `late_max_s` at most is taken off.
     """
 
     enabled: bool = False
@@ -61,6 +63,8 @@ class PacingPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     reserved_price_s: NonNegative = 0.3
     ageing: Positive = 5.0
     planned_max: Annotated[int, Meta(ge=1)] = 40
+    waiting_max: Annotated[int, Meta(ge=1)] = 10_000
+    late_max_s: NonNegative = 0.25
 
 
 class FairPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

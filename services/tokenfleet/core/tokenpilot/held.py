@@ -37,8 +37,8 @@ class Waiting(Struct, kw_only=True, eq=False):
 
     `charge` is what it took from its tenant's quota and keeps, `output_tokens` the likely (q50) length of its output.
     `hits` are by slot of the instances that `labels` name. `latest_start_s` is when its prefill must begin at the
-    latest to meet what is agreed, ∞ if nothing is, `joined_ns` its class's virtual time when it came; the class queues
-    set them.
+    latest to meet what is agreed, ∞ if nothing is, `joined_ns` its class's virtual time and `position` its place when
+    it came; the class queues set them.
     """
 
     request: Request
@@ -53,6 +53,7 @@ class Waiting(Struct, kw_only=True, eq=False):
     looked_s: float
     latest_start_s: float = math.inf
     joined_ns: int = 0
+    position: int = 1
 
     def look(self, look: Look, labels: Labels, now_s: float) -> None:
         """Looks its cached prefixes up anew, if that is due or the instances are others."""
@@ -121,6 +122,11 @@ class Held:
         if self._lag_s * terms.lags_in_backlog > terms.backlog_max_s:
             return f"first tokens are reported {self._lag_s:.2f} s late"
         return ""
+
+    @property
+    def lag_s(self) -> float:
+        """How late first tokens are reported, lately."""
+        return self._lag_s
 
     def open_s(self, terms: LateBindingPolicy) -> float:
         """The backlog up to which an instance is open: the least that is still there when a late report arrives."""

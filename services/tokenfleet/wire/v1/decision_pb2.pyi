@@ -226,8 +226,18 @@ class Admission(_message.Message):
     chance: float
     def __init__(self, request_class: _Optional[str] = ..., rule: _Optional[str] = ..., output_q50_tokens: _Optional[float] = ..., output_q90_tokens: _Optional[float] = ..., running: _Optional[int] = ..., bound: _Optional[int] = ..., retry_after_s: _Optional[float] = ..., not_before_s: _Optional[float] = ..., ttft_max_s: _Optional[float] = ..., tpot_max_s: _Optional[float] = ..., end_max_s: _Optional[float] = ..., gate: _Optional[str] = ..., gate_why: _Optional[str] = ..., chance: _Optional[float] = ...) -> None: ...
 
+class Place(_message.Message):
+    __slots__ = ("position", "wait_p50_s", "wait_p90_s")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    WAIT_P50_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_P90_S_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    wait_p50_s: float
+    wait_p90_s: float
+    def __init__(self, position: _Optional[int] = ..., wait_p50_s: _Optional[float] = ..., wait_p90_s: _Optional[float] = ...) -> None: ...
+
 class Decision(_message.Message):
-    __slots__ = ("id", "request", "attempt", "verdict", "reason", "mode", "age_s", "tenant", "model", "request_class", "origin", "site", "pool", "target", "address", "gateways", "lease", "prompt_tokens", "hit_tokens", "predicted_ttft_s", "admission", "sites", "candidates", "considered", "excluded", "relaxed", "runner_up", "gap_s", "sentence", "detail", "replica", "policy_revision", "calibration_revision", "products", "tables", "at_wall_s", "took_s", "dry_run", "how", "canary", "duplicate", "idempotency_key", "body_hash")
+    __slots__ = ("id", "request", "attempt", "verdict", "reason", "mode", "age_s", "tenant", "model", "request_class", "origin", "site", "pool", "target", "address", "gateways", "lease", "prompt_tokens", "hit_tokens", "predicted_ttft_s", "admission", "sites", "candidates", "considered", "excluded", "relaxed", "runner_up", "gap_s", "sentence", "detail", "replica", "policy_revision", "calibration_revision", "products", "tables", "at_wall_s", "took_s", "dry_run", "how", "canary", "duplicate", "idempotency_key", "body_hash", "place")
     class ExcludedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -285,6 +295,7 @@ class Decision(_message.Message):
     DUPLICATE_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     BODY_HASH_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
     id: str
     request: str
     attempt: int
@@ -328,4 +339,5 @@ class Decision(_message.Message):
     duplicate: bool
     idempotency_key: str
     body_hash: int
-    def __init__(self, id: _Optional[str] = ..., request: _Optional[str] = ..., attempt: _Optional[int] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., mode: _Optional[_Union[Mode, str]] = ..., age_s: _Optional[float] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_class: _Optional[str] = ..., origin: _Optional[str] = ..., site: _Optional[str] = ..., pool: _Optional[str] = ..., target: _Optional[str] = ..., address: _Optional[str] = ..., gateways: _Optional[_Iterable[str]] = ..., lease: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., predicted_ttft_s: _Optional[float] = ..., admission: _Optional[_Union[Admission, _Mapping]] = ..., sites: _Optional[_Iterable[_Union[SiteOption, _Mapping]]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., considered: _Optional[int] = ..., excluded: _Optional[_Mapping[str, int]] = ..., relaxed: _Optional[_Iterable[str]] = ..., runner_up: _Optional[str] = ..., gap_s: _Optional[float] = ..., sentence: _Optional[str] = ..., detail: _Optional[str] = ..., replica: _Optional[str] = ..., policy_revision: _Optional[int] = ..., calibration_revision: _Optional[int] = ..., products: _Optional[_Iterable[str]] = ..., tables: _Optional[_Mapping[str, str]] = ..., at_wall_s: _Optional[float] = ..., took_s: _Optional[float] = ..., dry_run: _Optional[bool] = ..., how: _Optional[str] = ..., canary: _Optional[bool] = ..., duplicate: _Optional[bool] = ..., idempotency_key: _Optional[str] = ..., body_hash: _Optional[int] = ...) -> None: ...
+    place: Place
+    def __init__(self, id: _Optional[str] = ..., request: _Optional[str] = ..., attempt: _Optional[int] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., mode: _Optional[_Union[Mode, str]] = ..., age_s: _Optional[float] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_class: _Optional[str] = ..., origin: _Optional[str] = ..., site: _Optional[str] = ..., pool: _Optional[str] = ..., target: _Optional[str] = ..., address: _Optional[str] = ..., gateways: _Optional[_Iterable[str]] = ..., lease: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., predicted_ttft_s: _Optional[float] = ..., admission: _Optional[_Union[Admission, _Mapping]] = ..., sites: _Optional[_Iterable[_Union[SiteOption, _Mapping]]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., considered: _Optional[int] = ..., excluded: _Optional[_Mapping[str, int]] = ..., relaxed: _Optional[_Iterable[str]] = ..., runner_up: _Optional[str] = ..., gap_s: _Optional[float] = ..., sentence: _Optional[str] = ..., detail: _Optional[str] = ..., replica: _Optional[str] = ..., policy_revision: _Optional[int] = ..., calibration_revision: _Optional[int] = ..., products: _Optional[_Iterable[str]] = ..., tables: _Optional[_Mapping[str, str]] = ..., at_wall_s: _Optional[float] = ..., took_s: _Optional[float] = ..., dry_run: _Optional[bool] = ..., how: _Optional[str] = ..., canary: _Optional[bool] = ..., duplicate: _Optional[bool] = ..., idempotency_key: _Optional[str] = ..., body_hash: _Optional[int] = ..., place: _Optional[_Union[Place, _Mapping]] = ...) -> None: ...

@@ -30,8 +30,9 @@ class SchedulerStub:
     A unary call stays open and gets the final decision, before its deadline; closing it withdraws the request: nothing is
     placed. A dry run answers QUEUE at once. On a stream QUEUE is an answer, at once and in order, so that a held request
     blocks no other and its caller knows that the replica is there; the final answer follows in a response of its own,
-    whose `held` is the id of the QUEUE decision. Cutting the stream withdraws what it holds; one that has said all stays
-    open for the last final answer. A repeated call of a held request joins its wait and gets the same QUEUE decision.
+    whose `held` is the id of the QUEUE decision. Where classes have queues the QUEUE decision says the request's place in
+    line, and as it moves up, at most once a second, a response with that `held` repeats QUEUE with the new place. Cutting
+    the stream withdraws what it holds; one that has said all stays open for the last final answer. A repeated call of a held request joins its wait and gets the same QUEUE decision.
 
     The three questions in one call: may it run, at which site, on which instance.
     """
@@ -59,8 +60,9 @@ class SchedulerServicer:
     A unary call stays open and gets the final decision, before its deadline; closing it withdraws the request: nothing is
     placed. A dry run answers QUEUE at once. On a stream QUEUE is an answer, at once and in order, so that a held request
     blocks no other and its caller knows that the replica is there; the final answer follows in a response of its own,
-    whose `held` is the id of the QUEUE decision. Cutting the stream withdraws what it holds; one that has said all stays
-    open for the last final answer. A repeated call of a held request joins its wait and gets the same QUEUE decision.
+    whose `held` is the id of the QUEUE decision. Where classes have queues the QUEUE decision says the request's place in
+    line, and as it moves up, at most once a second, a response with that `held` repeats QUEUE with the new place. Cutting
+    the stream withdraws what it holds; one that has said all stays open for the last final answer. A repeated call of a held request joins its wait and gets the same QUEUE decision.
 
     The three questions in one call: may it run, at which site, on which instance.
     """
@@ -105,8 +107,9 @@ class Scheduler:
     A unary call stays open and gets the final decision, before its deadline; closing it withdraws the request: nothing is
     placed. A dry run answers QUEUE at once. On a stream QUEUE is an answer, at once and in order, so that a held request
     blocks no other and its caller knows that the replica is there; the final answer follows in a response of its own,
-    whose `held` is the id of the QUEUE decision. Cutting the stream withdraws what it holds; one that has said all stays
-    open for the last final answer. A repeated call of a held request joins its wait and gets the same QUEUE decision.
+    whose `held` is the id of the QUEUE decision. Where classes have queues the QUEUE decision says the request's place in
+    line, and as it moves up, at most once a second, a response with that `held` repeats QUEUE with the new place. Cutting
+    the stream withdraws what it holds; one that has said all stays open for the last final answer. A repeated call of a held request joins its wait and gets the same QUEUE decision.
 
     The three questions in one call: may it run, at which site, on which instance.
     """
