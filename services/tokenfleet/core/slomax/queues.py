@@ -154,15 +154,15 @@ class Queues:
         """The turn of a request that comes now, None if it must wait: another of its class goes first, or nothing is
         open to it."""
         over = self.over(policy, now_s)
-        queue = policy.classes[waiting.request_class].queue
+        terms = policy.classes[waiting.request_class]
         if entry_of(waiting.request.tenant, policy) in over:
             if len(self):
                 return None
-            queue = _as_filling(queue, policy)
+            terms = _as_filling(terms, policy)
         elif self._ahead(waiting.request_class, over) or self._owed(policy, now_s) - {waiting.request_class}:
             return None
         waiting.latest_start_s = latest_start_s(waiting, policy.classes[waiting.request_class])
-        return self._turn(waiting, self._paced(pool, policy, now_s), policy, now_s, queue)
+        return self._turn(waiting, self._paced(pool, policy, now_s), policy, now_s, terms)
 
     def turns(
         self, view: Callable[[], PoolView], look: Look, policy: Policy, now_s: float
@@ -179,16 +179,16 @@ class Queues:
         within = [(name, self._lines[name].tenants - over) for name in in_order]
         beyond = [(name, self._lines[name].tenants & over) for name in by_rank] if over else []
         for name, tenants in (*within, *beyond):
-            line, queue = self._lines[name], policy.classes[name].queue
+            line, terms = self._lines[name], policy.classes[name]
             if tenants and tenants <= over:
-                queue = _as_filling(queue, policy)
+                terms = _as_filling(terms, policy)
             elif name in owed:
-                queue = replace(queue, gate_share=np.inf)
+                terms = replace(terms, queue=replace(terms.queue, gate_share=np.inf))
             for waiting in self._in_order(line, name, policy, now_s, tenants):
-                if not self._any_open(name, pace, queue, policy, waiting, now_s):
+                if not self._any_open(name, pace, terms, policy, waiting, now_s):
                     break
                 waiting.look(look, pool.columns.labels, now_s)
-                turn = self._turn(waiting, pace, policy, now_s, queue)
+                turn = self._turn(waiting, pace, policy, now_s, terms)
                 if turn is None:
                     continue
                 yield waiting, turn
@@ -197,16 +197,15 @@ class Queues:
                     pace = self._paced(pool, policy, now_s)
 
     def _any_open(
-        self, name: str, pace: Pace, queue: ClassQueue, policy: Policy, waiting: Waiting, now_s: float
+        self, name: str, pace: Pace, terms: RequestClass, policy: Policy, waiting: Waiting, now_s: float
     ) -> bool:
         """Whether any instance is open to the least of requests; a late or overdue one goes in any case."""
-        if _is_late(waiting, queue, now_s) or _is_overdue(waiting, now_s):
+        if _is_late(waiting, terms.queue, now_s) or _is_overdue(waiting, now_s):
             return True
         queued = pace.pool.columns.classes_queued.get(name)
         slack_s = waiting.latest_start_s - now_s
-        terms = policy.slomax.pacing
-        allowed = open_to(pace, queue, queued, 0.0, 0.0, slack_s=slack_s, terms=terms)
-        return bool((allowed & has_room(pace.pool, policy.classes[name], name, 0.0)).any())
+        allowed = open_to(pace, terms.queue, queued, 0.0, 0.0, slack_s=slack_s, terms=policy.slomax.pacing)
+        return bool((allowed & has_room(pace.pool, terms, name, 0.0)).any())
 
     def _waited_s(self, policy: Policy, now_s: float) -> dict[str, float]:
         """How long the oldest request of each class that waits has waited."""
@@ -282,8 +281,9 @@ class Queues:
         ]
         return min(firsts, default=np.inf)
 
-    def _turn(self, waiting: Waiting, pace: Pace, policy: Policy, now_s: float, queue: ClassQueue) -> Turn | None:
-        pool, terms = pace.pool, policy.slomax.pacing
+    def _turn(self, waiting: Waiting, pace: Pace, policy: Policy, now_s: float, terms: RequestClass) -> Turn | None:
+        """Its turn under the `terms` that hold for it now, None if nothing is open to it."""
+        pool, queue, pacing = pace.pool, terms.queue, policy.slomax.pacing
         if not len(pool):
             return None
         prompt_tokens = float(waiting.request.prompt_tokens)
@@ -294,30 +294,30 @@ class Queues:
         late = _is_late(waiting, queue, now_s) and not overdue
         queued = pool.columns.classes_queued.get(waiting.request_class)
         slack_s = waiting.latest_start_s - now_s
-        allowed = open_to(pace, queue, queued, work_s, iterations, slack_s=slack_s, terms=terms)
+        allowed = open_to(pace, queue, queued, work_s, iterations, slack_s=slack_s, terms=pacing)
         kv_tokens = prompt_tokens + waiting.output_tokens
-        allowed &= has_room(pool, policy.classes[waiting.request_class], waiting.request_class, kv_tokens)
+        allowed &= has_room(pool, terms, waiting.request_class, kv_tokens)
         shut = not allowed.any()
         if shut and not overdue and not late:
             return None
-        has_claim = now_s <= waiting.latest_start_s and entry_of(waiting.request.tenant, policy) not in self.over(
-            policy, now_s
-        )
+        over = entry_of(waiting.request.tenant, policy) in self.over(policy, now_s)
+        has_claim = not over and now_s <= waiting.latest_start_s
         return Turn(
             ahead_s=np.zeros(len(pool)),
             held_s=0.0,
             overdue=overdue,
             allowed=None if overdue and shut else allowed,
-            pace_s=price_s(pace, queue, work_s, iterations, terms),
+            pace_s=price_s(pace, queue, work_s, iterations, pacing),
             late=late,
             busy=overdue and shut and not has_claim,
         )
 
 
-def _as_filling(queue: ClassQueue, policy: Policy) -> ClassQueue:
-    """How requests of a class go that are beyond their tenant's share."""
-    filling = next((each.queue for each in policy.classes.values() if each.queue.role == "filling"), queue)
-    return replace(filling, prefills_max=queue.prefills_max)
+def _as_filling(terms: RequestClass, policy: Policy) -> RequestClass:
+    """The terms of a class for what is beyond its tenant's share."""
+    filling = next((each for each in policy.classes.values() if each.queue.role == "filling"), terms)
+    queue = replace(filling.queue, prefills_max=terms.queue.prefills_max)
+    return replace(terms, queue=queue, kv_share_max=min(terms.kv_share_max, filling.kv_share_max))
 
 
 def _position(line: Line, call: Call, queue: ClassQueue, now_s: float) -> int:
