@@ -164,7 +164,7 @@ def test_a_line_gives_each_tenants_of_a_rank_first_then_the_others_each_once(
     line = Line()
     left: list[tuple[bool, float, int, str]] = []
     for number, (own, leaves, tenant) in enumerate(entries):
-        waiting = _waiting(str(number))
+        waiting = replace(_waiting(str(number)), since_s=float(number))
         line.put(waiting, own, tenant)
         if leaves:
             assert line.take(waiting.call) is waiting
@@ -179,7 +179,7 @@ def test_a_line_gives_each_tenants_of_a_rank_first_then_the_others_each_once(
     in_all = [str(number) for _, number in sorted((own, number) for _, own, number, _ in left)]
     assert [waiting.request.id for waiting in line.first(most)] == in_all[:most]
     assert len(line) == len(left)
-    assert (line.oldest.request.id if line.oldest else None) == (str(left[0][2]) if left else None)
+    assert (oldest.request.id if (oldest := line.oldest()) else None) == (str(left[0][2]) if left else None)
 
 
 def _waiting(name: str) -> Waiting:

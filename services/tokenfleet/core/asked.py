@@ -62,7 +62,8 @@ class Turn(Struct, frozen=True, kw_only=True):
     """A held request's turn: `ahead_s` is held work that goes first, by slot of its pool, `held_s` all that is held,
     per instance. `overdue`: it can wait no longer, and goes whatever the backlog. Where classes
     share the pool, `allowed` are the instances that may take it (None: all) and `pace_s` is added to the cost of each;
-    `late`: it can't meet its service level any more and is refused. `granted` is the credit that its ticket brought.
+    `late`: it can't meet its service level any more and is refused; so is who is overdue, finds nothing open, and has
+    no claim to more (`busy`). `granted` is the credit that its ticket brought.
     """
 
     ahead_s: Floats | None = None
@@ -71,6 +72,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     allowed: Flags | None = None
     pace_s: Floats | None = None
     late: bool = False
+    busy: bool = False
     granted: Grant | None = None
 
 

@@ -56,6 +56,8 @@ def _in_turn(site: Site, asked: Asked, turn: Turn, ruling: Ruling | None, sent: 
     if turn.late:
         waited = f"it waited {asked.request.elapsed_s:.1f} s and can't have its first token in time any more"
         return refused_for(site, asked, "infeasible", waited)
+    if turn.busy:
+        return _full(site, asked, ruling, sent, f"it waited {asked.request.elapsed_s:.1f} s, and nothing is open to it")
     book = None if ruling is None else book_of(site, asked.policy, asked.pool)  # None: nobody was asked whether it may
     if book is not None and not turn.overdue and not has_credit(asked, book):
         if not asked.request.dry_run:
@@ -77,9 +79,8 @@ def _lines_up(
     book = book_of(site, policy, asked.pool)
     if book is not None and ruling is not None and asked.kv_tokens > limit_of(asked.pool, policy):
         return lent_out(site, asked, ruling, sent, book)
-    most = policy.slomax.pacing.waiting_max
-    if len(queues) >= most:
-        full = f"{most:,} requests wait for the pool already"
+    if queues.full(asked.request.tenant, policy):
+        full = f"{len(queues):,} requests wait for the pool already"
         return _full(site, asked, ruling, sent, full)
     if asked.request.dry_run:
         return waits(here, f"{asked.classified.request_class} requests wait for an instance that is open to them")

@@ -347,8 +347,9 @@ class Site:
         if terms is None or terms.queue.role != "guarded":
             return
         attained = attained_of(event, self.policy)
-        if attained != "excluded":
-            self.queues(event.model).allowance.settled(met=attained == "met", now_s=now_s)
+        queues = self.queues(event.model)
+        if attained != "excluded" and entry_of(event.tenant, self.policy) not in queues.over(self.policy, now_s):
+            queues.allowance.settled(met=attained == "met", now_s=now_s)
 
     def _keep_trial(self) -> None:
         """A canary outlives a change of what is in force only if it is newer and still serves all requests."""

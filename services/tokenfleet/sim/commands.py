@@ -10,6 +10,7 @@ from tokenfleet.sim.fit_command import fit_profile
 from tokenfleet.sim.fleet_options import Copies, EventDelay, Gateways, Instances, Length, ProfileName, Trace, Warm
 from tokenfleet.sim.mixed.command import run_mixed
 from tokenfleet.sim.mixed.compare_command import compare_mixed
+from tokenfleet.sim.mixed.flood_command import run_flood
 
 ROUTING = "routing"
 
@@ -28,6 +29,7 @@ sim_app.add_typer(run_app, name="run")
 compare_app = typer.Typer(cls=RoutingUnlessNamed, help="Compare routing policies (the usual), or mixed designs.")
 sim_app.add_typer(compare_app, name="compare")
 run_app.command("mixed")(run_mixed)
+run_app.command("flood")(run_flood)
 sim_app.command("fit")(fit_profile)
 compare_app.command(ROUTING)(compare)
 compare_app.command("mixed")(compare_mixed)

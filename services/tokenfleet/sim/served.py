@@ -41,13 +41,17 @@ class Served:
         own, else chat."""
         return self.row.request_class if self.row.request_class in REQUIRED_CLASSES else USUAL_CLASS
 
+    @property
+    def tenant(self) -> str:
+        return self.row.tenant or TENANT
+
     def request(self) -> Request:
         """What its gateway gets to see; no budget either, for it would tell of the output."""
         row = self.row
         return Request(
             id=self.id,
             model=MODEL,
-            tenant=TENANT,
+            tenant=self.tenant,
             origin=SITE,
             prompt_tokens=row.prompt_tokens,
             block_keys=packed(self._blocks()),
@@ -83,7 +87,7 @@ class Served:
             attempt=0,
             kind=kind,
             decision=self.decision,
-            tenant=TENANT,
+            tenant=self.tenant,
             request_class=self.request_class,
             model=MODEL,
             origin=SITE,

@@ -2,8 +2,8 @@
 
 import heapq
 from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterator, Set
 from itertools import count, islice
 from typing import NamedTuple
 
@@ -22,14 +22,14 @@ class Line:
     def __init__(self) -> None:
         self._tenants: dict[str, list[_Place]] = {}
         self._places: dict[Call, tuple[str, float, int]] = {}
-        self._came: deque[Waiting] = deque()
+        self._came: dict[str, OrderedDict[Call, Waiting]] = {}  # by tenant
         self._numbers = count()
 
     def put(self, waiting: Waiting, rank: float, tenant: str = "") -> None:
         number = next(self._numbers)
         self._places[waiting.call] = tenant, rank, number
         insort(self._tenants.setdefault(tenant, []), _Place(rank, number, waiting))
-        self._came.append(waiting)
+        self._came.setdefault(tenant, OrderedDict())[waiting.call] = waiting
 
     def take(self, call: Call) -> Waiting | None:
         """The request waits no longer, None if it didn't."""
@@ -39,15 +39,23 @@ class Line:
         tenant, rank, number = place
         line = self._tenants[tenant]
         found = line.pop(bisect_left(line, (rank, number)))
+        del self._came[tenant][call]
         if not line:
-            del self._tenants[tenant]
-        while self._came and self._came[0].call not in self._places:
-            self._came.popleft()
+            del self._tenants[tenant], self._came[tenant]
         return found.waiting
 
     def first(self, most: int) -> list[Waiting]:
         """The first of all tenants."""
         return [place.waiting for place in islice(heapq.merge(*self._tenants.values()), most)]
+
+    @property
+    def tenants(self) -> Set[str]:
+        """Who waits."""
+        return self._tenants.keys()
+
+    def count(self, tenant: str) -> int:
+        """How many of the tenant's wait."""
+        return len(self._tenants.get(tenant, ()))
 
     def by_tenant(self, most: int, *, rank: float | None = None) -> Iterator[tuple[str, list[Waiting]]]:
         """The first of each tenant; those of at least `rank` before the others where it is given."""
@@ -68,10 +76,10 @@ class Line:
             own += -behind if own >= behind else len(line) - behind
         return own + sum(min(len(other), own) for name, other in self._tenants.items() if name != tenant)
 
-    @property
-    def oldest(self) -> Waiting | None:
-        """Who came first of those that wait."""
-        return self._came[0] if self._came else None
+    def oldest(self, *, without: Set[str] = frozenset()) -> Waiting | None:
+        """Who came first of those that wait, `without` these tenants."""
+        firsts = [next(iter(came.values())) for tenant, came in self._came.items() if tenant not in without]
+        return min(firsts, key=lambda waiting: waiting.since_s, default=None)
 
     def __contains__(self, call: Call) -> bool:
         return call in self._places

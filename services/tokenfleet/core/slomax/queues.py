@@ -4,11 +4,12 @@ Work that is held keeps its place in line by class; work that an engine has been
 So nothing goes out before an instance is nearly free for it (core/slomax/pacing.py). Classes go by rank, but none is
 passed over for ever (core/slomax/floor.py); inside one, tenants by their fair shares (core/slomax/fair.py); of one
 tenant guarded requests by the latest start that still meets their service level, with those past it behind all others,
-reserving ones by least work with ageing, filling ones by latest start.
+reserving ones by least work with ageing, filling ones by latest start. Who uses more than its share of the pool goes
+behind all others, whatever the class, as filling work does (core/slomax/usage.py).
 """
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Set
 from itertools import islice
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ from tokenfleet.core.slomax.iterations import Iterations
 from tokenfleet.core.slomax.line import Line
 from tokenfleet.core.slomax.pacing import Pace, has_room, open_to, pace_of, price_s, reserved_of
 from tokenfleet.core.slomax.quota import entry_of
+from tokenfleet.core.slomax.usage import Usage
 from tokenfleet.core.slomax.waits import Waits
 from tokenfleet.core.tokenpilot.cost import dense_work_s
 from tokenfleet.core.tokenpilot.held import Call, Look, Waiting
@@ -42,6 +44,7 @@ class _Charge(NamedTuple):
 
     request_class: str
     tenant: str
+    entry: str
     seconds: float
     prefill_s: float
     output_s: float
@@ -58,6 +61,7 @@ class Queues:
         self._lines: dict[str, Line] = {}
         self._fairs: dict[str, Fair] = {}
         self._floor = Floor(policy.slomax.fair)
+        self._usage = Usage()
         self._waits: defaultdict[str, Waits] = defaultdict(Waits)
         self._charges: OrderedDict[str, _Charge] = OrderedDict()  # by decision
 
@@ -72,6 +76,15 @@ class Queues:
         self._floor.terms = policy.slomax.fair
         for fair in self._fairs.values():
             fair.follow(policy.slomax.fair, policy.tenants, default_tenant=policy.default_tenant)
+
+    def full(self, tenant: str, policy: Policy) -> bool:
+        """Whether no more of the tenant's can wait: all that may wait do, and it has its even part of them."""
+        most = policy.slomax.pacing.waiting_max
+        if len(self) < most:
+            return False
+        entry = entry_of(tenant, policy)
+        own = sum(line.count(entry) for line in self._lines.values())
+        return own * len(self._tenants() | {entry}) >= most
 
     def put(self, waiting: Waiting, policy: Policy, now_s: float) -> None:
         """It waits from now on in the line of its class."""
@@ -115,8 +128,10 @@ class Queues:
         self._fair(name, policy).dispatched(tenant, seconds, joined_ns=waiting.joined_ns, waiting=len(line))
         others = [each for each, its in self._lines.items() if len(its)]
         self._floor.dispatched(name, seconds, waiting=others)
+        entry = entry_of(tenant, policy)
+        self._usage.spent(entry, seconds, policy.slomax.fair, now_s)
         uncached = max(waiting.request.prompt_tokens - float(waiting.hits.max(initial=0.0)), 1.0)
-        self._charges[decision] = _Charge(name, tenant, seconds, waiting.work_s / uncached, output_s)
+        self._charges[decision] = _Charge(name, tenant, entry, seconds, waiting.work_s / uncached, output_s)
         if len(self._charges) > CHARGES_MAX:
             self._charges.popitem(last=False)
 
@@ -129,15 +144,25 @@ class Queues:
         actual_s = computed * charge.prefill_s + event.output_tokens * charge.output_s
         if (fair := self._fairs.get(charge.request_class)) is not None:
             fair.settled(charge.tenant, predicted_s=charge.seconds, actual_s=actual_s)
+        self._usage.corrected(charge.entry, predicted_s=charge.seconds, actual_s=actual_s)
+
+    def over(self, policy: Policy, now_s: float) -> frozenset[str]:
+        """The entries of tenants that use more than their share of the pool."""
+        return self._usage.over(lambda entry: policy.tenants[entry].weight, self._tenants, policy.slomax.fair, now_s)
 
     def at_once(self, waiting: Waiting, pool: PoolView, policy: Policy, now_s: float) -> Turn | None:
         """The turn of a request that comes now, None if it must wait: another of its class goes first, or nothing is
         open to it."""
-        if len(self._lines.get(waiting.request_class, ())) or self._owed(policy, now_s) - {waiting.request_class}:
+        over = self.over(policy, now_s)
+        terms = policy.classes[waiting.request_class]
+        if entry_of(waiting.request.tenant, policy) in over:
+            if len(self):
+                return None
+            terms = _as_filling(terms, policy)
+        elif self._ahead(waiting.request_class, over) or self._owed(policy, now_s) - {waiting.request_class}:
             return None
         waiting.latest_start_s = latest_start_s(waiting, policy.classes[waiting.request_class])
-        queue = policy.classes[waiting.request_class].queue
-        return self._turn(waiting, self._paced(pool, policy, now_s), policy, now_s, queue)
+        return self._turn(waiting, self._paced(pool, policy, now_s), policy, now_s, terms)
 
     def turns(
         self, view: Callable[[], PoolView], look: Look, policy: Policy, now_s: float
@@ -149,15 +174,21 @@ class Queues:
         by_rank = sorted(
             (name for name in self._lines if name in policy.classes), key=lambda name: policy.classes[name].rank
         )
-        owed = self._owed(policy, now_s)
-        for name in self._floor.order(by_rank, self._waited_s(policy, now_s)):
-            line, queue = self._lines[name], policy.classes[name].queue
-            queue = replace(queue, gate_share=np.inf) if name in owed else queue
-            for waiting in self._in_order(line, name, policy, now_s):
-                if not self._any_open(name, pace, queue, policy, waiting, now_s):
+        owed, over = self._owed(policy, now_s), self.over(policy, now_s)
+        in_order = self._floor.order(by_rank, self._waited_s(policy, now_s))
+        within = [(name, self._lines[name].tenants - over) for name in in_order]
+        beyond = [(name, self._lines[name].tenants & over) for name in by_rank] if over else []
+        for name, tenants in (*within, *beyond):
+            line, terms = self._lines[name], policy.classes[name]
+            if tenants and tenants <= over:
+                terms = _as_filling(terms, policy)
+            elif name in owed:
+                terms = replace(terms, queue=replace(terms.queue, gate_share=np.inf))
+            for waiting in self._in_order(line, name, policy, now_s, tenants):
+                if not self._any_open(name, pace, terms, policy, waiting, now_s):
                     break
                 waiting.look(look, pool.columns.labels, now_s)
-                turn = self._turn(waiting, pace, policy, now_s, queue)
+                turn = self._turn(waiting, pace, policy, now_s, terms)
                 if turn is None:
                     continue
                 yield waiting, turn
@@ -166,20 +197,20 @@ class Queues:
                     pace = self._paced(pool, policy, now_s)
 
     def _any_open(
-        self, name: str, pace: Pace, queue: ClassQueue, policy: Policy, waiting: Waiting, now_s: float
+        self, name: str, pace: Pace, terms: RequestClass, policy: Policy, waiting: Waiting, now_s: float
     ) -> bool:
         """Whether any instance is open to the least of requests; a late or overdue one goes in any case."""
-        if _is_late(waiting, queue, now_s) or _is_overdue(waiting, now_s):
+        if _is_late(waiting, terms.queue, now_s) or _is_overdue(waiting, now_s):
             return True
         queued = pace.pool.columns.classes_queued.get(name)
         slack_s = waiting.latest_start_s - now_s
-        terms = policy.slomax.pacing
-        allowed = open_to(pace, queue, queued, 0.0, 0.0, slack_s=slack_s, terms=terms)
-        return bool((allowed & has_room(pace.pool, policy.classes[name], name, 0.0)).any())
+        allowed = open_to(pace, terms.queue, queued, 0.0, 0.0, slack_s=slack_s, terms=policy.slomax.pacing)
+        return bool((allowed & has_room(pace.pool, terms, name, 0.0)).any())
 
     def _waited_s(self, policy: Policy, now_s: float) -> dict[str, float]:
         """How long the oldest request of each class that waits has waited."""
-        oldest = {name: line.oldest for name, line in self._lines.items() if name in policy.classes}
+        over = self.over(policy, now_s)
+        oldest = {name: line.oldest(without=over) for name, line in self._lines.items() if name in policy.classes}
         return {name: now_s - waiting.since_s for name, waiting in oldest.items() if waiting is not None}
 
     def _owed(self, policy: Policy, now_s: float) -> set[str]:
@@ -193,10 +224,21 @@ class Queues:
             fair = self._fairs[name] = Fair(terms, policy.tenants, default_tenant=policy.default_tenant)
         return fair
 
-    def _in_order(self, line: Line, name: str, policy: Policy, now_s: float) -> list[Waiting]:
-        """The first of the line: tenants by their fair shares, each tenant's by the order of the class."""
+    def _tenants(self) -> Set[str]:
+        """Those of which anything waits."""
+        return {tenant for line in self._lines.values() for tenant in line.tenants}
+
+    def _ahead(self, name: str, over: Set[str]) -> bool:
+        """Whether any of the class waits that goes before one who comes now."""
+        line = self._lines.get(name)
+        return line is not None and bool(line.tenants - over)
+
+    def _in_order(self, line: Line, name: str, policy: Policy, now_s: float, tenants: Set[str]) -> list[Waiting]:
+        """The first of these tenants in line: tenants by their fair shares, each one's by the order of the class."""
         most, first = policy.slomax.pacing.planned_max, _first_rank(policy.classes[name].queue, now_s)
-        heads = list(line.by_tenant(most, rank=first))
+        heads = [(tenant, its) for tenant, its in line.by_tenant(most, rank=first) if tenant in tenants]
+        if not heads:
+            return []
         if len(heads) == 1:
             return heads[0][1]
         listed = [waiting for _, its in heads for waiting in its]
@@ -239,8 +281,9 @@ class Queues:
         ]
         return min(firsts, default=np.inf)
 
-    def _turn(self, waiting: Waiting, pace: Pace, policy: Policy, now_s: float, queue: ClassQueue) -> Turn | None:
-        pool, terms = pace.pool, policy.slomax.pacing
+    def _turn(self, waiting: Waiting, pace: Pace, policy: Policy, now_s: float, terms: RequestClass) -> Turn | None:
+        """Its turn under the `terms` that hold for it now, None if nothing is open to it."""
+        pool, queue, pacing = pace.pool, terms.queue, policy.slomax.pacing
         if not len(pool):
             return None
         prompt_tokens = float(waiting.request.prompt_tokens)
@@ -251,19 +294,30 @@ class Queues:
         late = _is_late(waiting, queue, now_s) and not overdue
         queued = pool.columns.classes_queued.get(waiting.request_class)
         slack_s = waiting.latest_start_s - now_s
-        allowed = open_to(pace, queue, queued, work_s, iterations, slack_s=slack_s, terms=terms)
+        allowed = open_to(pace, queue, queued, work_s, iterations, slack_s=slack_s, terms=pacing)
         kv_tokens = prompt_tokens + waiting.output_tokens
-        allowed &= has_room(pool, policy.classes[waiting.request_class], waiting.request_class, kv_tokens)
-        if not allowed.any() and not overdue and not late:
+        allowed &= has_room(pool, terms, waiting.request_class, kv_tokens)
+        shut = not allowed.any()
+        if shut and not overdue and not late:
             return None
+        over = entry_of(waiting.request.tenant, policy) in self.over(policy, now_s)
+        has_claim = not over and now_s <= waiting.latest_start_s
         return Turn(
             ahead_s=np.zeros(len(pool)),
             held_s=0.0,
             overdue=overdue,
-            allowed=None if overdue else allowed,
-            pace_s=price_s(pace, queue, work_s, iterations, terms),
+            allowed=None if overdue and shut else allowed,
+            pace_s=price_s(pace, queue, work_s, iterations, pacing),
             late=late,
+            busy=overdue and shut and not has_claim,
         )
+
+
+def _as_filling(terms: RequestClass, policy: Policy) -> RequestClass:
+    """The terms of a class for what is beyond its tenant's share."""
+    filling = next((each for each in policy.classes.values() if each.queue.role == "filling"), terms)
+    queue = replace(filling.queue, prefills_max=terms.queue.prefills_max)
+    return replace(terms, queue=queue, kv_share_max=min(terms.kv_share_max, filling.kv_share_max))
 
 
 def _position(line: Line, call: Call, queue: ClassQueue, now_s: float) -> int:

@@ -72,12 +72,17 @@ class FairPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     A tenant is at most `credit_max_s` of weighted GPU time ahead of where a newcomer joins, however much it waited or
     got back. A class that waits gets 5 % of the GPU seconds given out or waits no longer than 30 s: `floor_share` and
-    `starved_after_s`, after which it goes first, are a little stricter, since requests come in whole ones.
+    `starved_after_s`, after which it goes first, are a little stricter, since requests come in whole ones. Who used
+    more than `flood_factor` times its share over about `usage_window_s`, and `flood_min_s` GPU seconds beyond it, gets
+    what is beyond its share only as filling work (core/slomax/usage.py).
     """
 
     credit_max_s: NonNegative = 10.0
     floor_share: Share = 0.055
     starved_after_s: Positive = 10.0
+    usage_window_s: Positive = 60.0
+    flood_factor: Annotated[float, Meta(ge=1.0)] = 3.0
+    flood_min_s: NonNegative = 20.0
 
 
 class GatePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

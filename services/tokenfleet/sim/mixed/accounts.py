@@ -10,7 +10,7 @@ from tokenfleet.core.policy import REQUIRED_CLASSES, Policy
 from tokenfleet.core.records import OutcomeEnvelope, OutcomeEvent
 from tokenfleet.sim.mixed.service_levels import WINDOW_S
 from tokenfleet.sim.served import POOL, Served
-from tokenfleet.sim.telemetry import MODEL, SITE, TENANT
+from tokenfleet.sim.telemetry import MODEL, SITE
 
 LOG = "outcomes"
 GATEWAY = "gateways"
@@ -30,6 +30,11 @@ class Accounts:
     def by_class(self, *, until_s: float | None = None) -> dict[str, GoodputSums]:
         """Each class and `all` over [0, until_s), whole windows; None: the whole run."""
         return self._sums(0, self.windows if until_s is None else round(until_s / WINDOW_S))
+
+    def by_tenant(self, *, until_s: float | None = None) -> dict[str, GoodputSums]:
+        """Each tenant over [0, until_s), whole windows; None: the whole run."""
+        windows = self.windows if until_s is None else round(until_s / WINDOW_S)
+        return self._table.by("tenant", WINDOW_S, 0.0, windows=windows)
 
     def window(self, number: int) -> dict[str, GoodputSums]:
         """The same over [number, number + 1) · WINDOW_S."""
@@ -71,7 +76,7 @@ def _without_tokens(served: Served, kind: Literal["rejected", "timed_out"], at_s
         attempt=0,
         kind=kind,
         decision=served.decision,
-        tenant=TENANT,
+        tenant=served.tenant,
         request_class=served.request_class,
         model=MODEL,
         origin=SITE,

@@ -16,7 +16,7 @@ from tokenfleet.sim.mixed.accounts import Accounts
 from tokenfleet.sim.mixed.designs import design_named
 from tokenfleet.sim.mixed.measure import Result, Throughput, bulk_ends_s, by_class, counts, percentiles
 from tokenfleet.sim.mixed.service_levels import BATCH_DEADLINE_S, mixed_policy
-from tokenfleet.sim.mixed.workload import LEN_S, workload
+from tokenfleet.sim.mixed.workload import LEN_S, tenant_name, workload
 from tokenfleet.sim.profiles import Profile, load_profile
 from tokenfleet.sim.router import MakeRouter
 from tokenfleet.sim.served import Served
@@ -27,7 +27,8 @@ TOKEN_BUDGET = 2_048  # of an engine's step: a full one takes about as long as c
 
 
 class MixedOptions(Struct, frozen=True, kw_only=True):
-    """One run. `load` 1 is what the fleet can just serve. `policy` None: the usual service levels.
+    """One run. `load` 1 is what the fleet can just serve; it is that of all `tenants`, of whom the first then sends
+    `flood` times its chat. `policy` None: the usual service levels.
 
     `make_router` is taken instead of the design's own and keeps its name. `prior_factor` and `learning` are what a
     router starts from and whether outcomes teach it (router.Setup). `event_delay_s` is that of placements,
@@ -38,6 +39,8 @@ class MixedOptions(Struct, frozen=True, kw_only=True):
     instances: int = 8
     load: float = 0.9
     chat: str = "azure-conv"
+    tenants: int = 1
+    flood: float = 1.0
     seed: int = 1
     gateways: int = 1
     event_delay_s: float = 0.02
@@ -74,12 +77,17 @@ def run_mixed(
     _refuse_impossible(options)
     make_router = options.make_router or design_named(options.design)
     profile = replace(load_profile(options.profile), token_budget=TOKEN_BUDGET)
-    policy = options.policy or mixed_policy(profile, prior_factor=options.prior_factor, learning=options.learning)
+    names = map(tenant_name, range(options.tenants)) if options.tenants > 1 else ()
+    policy = options.policy or mixed_policy(
+        profile, prior_factor=options.prior_factor, learning=options.learning, tenants=names
+    )
     rows = workload(
         load=options.load,
         instances=options.instances,
         seed=options.seed,
         chat=options.chat,
+        tenants=options.tenants,
+        flood=options.flood,
         batch_deadline_s=policy.classes["batch"].deadline_s or BATCH_DEADLINE_S,
     )
     try:
@@ -104,6 +112,12 @@ def _refuse_impossible(options: MixedOptions) -> None:
     for name, value, most in (("--instances", options.instances, 1_000), ("--gateways", options.gateways, 1_000)):
         if not 1 <= value <= most:
             raise PolicyError(f"{name} {value}: it is 1 to {most}")
+    if not 1 <= options.tenants <= TENANTS_MAX:
+        raise PolicyError(f"--tenants {options.tenants}: it is 1 to {TENANTS_MAX}")
+    if not 1.0 <= options.flood <= FLOOD_MAX:
+        raise PolicyError(f"--flood {options.flood:g}: it is 1 to {FLOOD_MAX:g}")
+    if options.flood > 1.0 and options.tenants < 2:
+        raise PolicyError(f"--flood {options.flood:g}: it takes two --tenants or more, for one floods the others")
     if not 0.0 < options.load <= LOAD_MAX:
         raise PolicyError(f"--load {options.load:g}: it is more than 0 and at most {LOAD_MAX:g}")
     if not 0.0 < options.prior_factor < math.inf:
@@ -114,6 +128,8 @@ def _refuse_impossible(options: MixedOptions) -> None:
 
 
 LOAD_MAX = 10.0
+TENANTS_MAX = 1_000
+FLOOD_MAX = 1_000.0
 
 
 def _terms(options: MixedOptions, profile: Profile, policy: Policy) -> FleetTerms:

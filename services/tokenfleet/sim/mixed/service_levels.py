@@ -1,8 +1,10 @@
 """Service levels: what chat, long and batch are promised on one cluster, as a policy that judges and admits by it."""
 
+from collections.abc import Iterable
+
 from msgspec.structs import replace
 
-from tokenfleet.core.policy import ClassQueue, GoodputPolicy, PacingPolicy, Policy, RequestClass, SloMaxPolicy
+from tokenfleet.core.policy import ClassQueue, GoodputPolicy, PacingPolicy, Policy, RequestClass, SloMaxPolicy, Tenant
 from tokenfleet.sim.pilot import policy_of
 from tokenfleet.sim.profiles import Profile
 
@@ -48,9 +50,15 @@ PACING = PacingPolicy(enabled=True, window_s=1.0)  # scrapes each 250 ms
 BATCH_DEADLINE_S = 240.0
 
 
-def mixed_policy(profile: Profile, *, prior_factor: float = 1.0, learning: bool = False) -> Policy:
-    """The policy of a fleet of one pool that three classes share (pilot.policy_of)."""
+def mixed_policy(
+    profile: Profile, *, prior_factor: float = 1.0, learning: bool = False, tenants: Iterable[str] = ()
+) -> Policy:
+    """The policy of a fleet of one pool that three classes share (pilot.policy_of), as do these tenants."""
     base = policy_of(profile, prior_factor=prior_factor, learning=learning)
     return replace(
-        base, classes=CLASSES, slomax=SloMaxPolicy(pacing=PACING), goodput=GoodputPolicy(windows_s=(WINDOW_S,))
+        base,
+        tenants=base.tenants | {name: Tenant() for name in tenants},
+        classes=CLASSES,
+        slomax=SloMaxPolicy(pacing=PACING),
+        goodput=GoodputPolicy(windows_s=(WINDOW_S,)),
     )

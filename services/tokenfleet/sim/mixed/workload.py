@@ -31,11 +31,21 @@ CHATS = {"azure-conv": TOKENS_MAX, "azure-code": TOKENS_MAX, "conversation": 8_1
 USUAL_CHAT = "azure-conv"
 
 
-def workload(*, load: float, instances: int, seed: int, chat: str, batch_deadline_s: float) -> list[TraceRow]:
+def workload(
+    *,
+    load: float,
+    instances: int,
+    seed: int,
+    chat: str,
+    batch_deadline_s: float,
+    tenants: int = 1,
+    flood: float = 1.0,
+) -> list[TraceRow]:
     """The requests of [0, LEN_S) by arrival; load 1 is what the fleet can just serve.
 
     The seed moves long and batch; the chat stream has its own timestamps, sped up to a mean rate over the whole of it,
-    and ends when it is used up. Every stream brings as many prompt tokens a second as the usual one.
+    and ends when it is used up. Every stream brings as many prompt tokens a second as the usual one. Requests fall to
+    so many `tenants` by chance, of whom the first sends `flood` times its chat.
     Raises PolicyError for an unknown chat stream.
     """
     if chat not in CHATS:
@@ -46,8 +56,32 @@ def workload(*, load: float, instances: int, seed: int, chat: str, batch_deadlin
         *_long(LONG_PER_S * scale, Random(f"{seed}/long")),
         *_batch(round(BULK_JOBS * scale), batch_deadline_s, Random(f"{seed}/batch")),
     ]
+    if tenants > 1:
+        rows = _shared_out(rows, tenants, Random(f"{seed}/tenants"))
+        extra_per_s = _chat_per_s(chat) * scale * (flood - 1.0) / tenants
+        rows += [replace(row, tenant=tenant_name(0)) for row in _flood(chat, extra_per_s, seed)]
     within = [_with_output(row) for row in rows if row.at_s < LEN_S]
     return sorted(within, key=lambda row: row.at_s)
+
+
+def tenant_name(number: int) -> str:
+    return f"t{number}"
+
+
+def _shared_out(rows: list[TraceRow], tenants: int, rng: Random) -> list[TraceRow]:
+    """A session is one tenant's; so is a batch job or a request without one."""
+    of_session = dict[str, str]()
+    shared = list[TraceRow]()
+    for row in rows:
+        tenant = tenant_name(rng.randrange(tenants))
+        if row.session:
+            tenant = of_session.setdefault(row.session, tenant)
+        shared.append(replace(row, tenant=tenant))
+    return shared
+
+
+def _flood(chat: str, per_s: float, seed: int) -> list[TraceRow]:
+    return _chat(_chat_stream(chat), per_s, Random(f"{seed}/flood")) if per_s > 0.0 else []
 
 
 def _chat_stream(chat: str) -> Trace:
