@@ -250,22 +250,21 @@ def _paced(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | Non
         waiting = waiting_of(asked)
         wary = ruling is not None and ruling.waits
         turn = None if wary else queues.at_once(waiting, asked.pool, asked.policy, asked.now_s)
-        if turn is None:
-            here = routed(site, asked, ruling, sent)
-            if here.placement is None:
-                return here
-            if not asked.request.dry_run:
-                site.held.put(waiting)
-                queues.put(waiting, asked.policy)
-            return waits(here)
-        asked = replace(asked, turn=turn)
-    if turn.late:
+    asked = replace(asked, turn=turn)
+    if turn is not None and turn.late:
         waited = f"it waited {asked.request.elapsed_s:.1f} s and can't have its first token in time any more"
         return refused_for(site, asked, "infeasible", waited)
     here = routed(site, asked, ruling, sent)
-    if here.decision.reason == "all_busy" and not turn.overdue:
-        return replace(here, decision=replace(here.decision, verdict="queue"), outcome=None)
-    if waiting is not None and here.placement is not None and not asked.request.dry_run:
+    if turn is None and here.placement is not None:
+        here = waits(here)
+    elif turn is not None and here.decision.reason == "all_busy" and not turn.overdue:  # what is open to it is full
+        here = replace(here, decision=replace(here.decision, verdict="queue"), outcome=None)
+    if waiting is None or asked.request.dry_run:
+        return here
+    if here.decision.verdict == "queue":
+        site.held.put(waiting)
+        queues.put(waiting, asked.policy)
+    elif here.placement is not None:
         queues.went(waiting, here.decision.id, asked.pool, asked.policy)
     return here
 
