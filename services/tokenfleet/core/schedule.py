@@ -257,7 +257,7 @@ def _paced(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | Non
     here = routed(site, asked, ruling, sent)
     if turn is None and here.placement is not None:
         here = waits(here)
-    elif turn is not None and here.decision.reason == "all_busy" and not turn.overdue:  # what is open to it is full
+    elif here.decision.reason == "all_busy" and (turn is None or not turn.overdue):  # what is open to it is full
         here = replace(here, decision=replace(here.decision, verdict="queue"), outcome=None)
     if waiting is None or asked.request.dry_run:
         return here

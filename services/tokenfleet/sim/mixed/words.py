@@ -24,8 +24,8 @@ def result_words(result: Result) -> Group:
             f"{result.requests[name].offered:,}",
             "-" if attained is None else f"{attained:.2%}",
             f"{result.goodput_tokens_per_s[name]:,.0f}",
-            *_three(result.ttft_s[name], scale=1.0, digits=2),
-            *_three(result.tpot_s[name], scale=1e3, digits=0),
+            *three(result.ttft_s[name], scale=1.0, digits=2),
+            *three(result.tpot_s[name], scale=1e3, digits=0),
         )
     return Group(Text(_title(result)), table, *(Text(line) for line in _notes(result)))
 
@@ -51,5 +51,6 @@ def _notes(result: Result) -> list[str]:
     ]
 
 
-def _three(of: Quantiles, *, scale: float, digits: int) -> list[str]:
+def three(of: Quantiles, *, scale: float, digits: int) -> list[str]:
+    """p50, p95 and p99 as texts."""
     return ["never" if value is None else f"{value * scale:.{digits}f}" for value in (of.p50, of.p95, of.p99)]
