@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from tokenfleet.core.errors import PolicyError
 from tokenfleet.sim.commands import sim_app
+from tokenfleet.sim.demand import DEMANDS, demand_named
 from tokenfleet.sim.measure import prefill_row_s
 from tokenfleet.sim.models.compare import Cell, compared, table_of
-from tokenfleet.sim.models.demand import DEMANDS, LEN_S, demand_named
 from tokenfleet.sim.models.run import ModelsOptions, ModelsRun, run_models
-from tokenfleet.sim.models.workload import MODELS, PROMPT_TOKENS, RHO_OF_LOAD_1, workload
+from tokenfleet.sim.models.workload import LEN_S, MODELS, PROMPT_TOKENS, RHO_OF_LOAD_1, workload
 from tokenfleet.sim.profiles import profiles
 from tokenfleet.sim.traces.rows import TraceRow
 
@@ -62,10 +62,10 @@ def test_the_load_is_the_same_all_the_time_and_moves_between_the_models(load: fl
 
 
 @pytest.mark.parametrize("name", DEMANDS)
-def test_a_demand_leaves_each_model_a_part_and_changes_within_the_run(name: str) -> None:
+def test_a_demand_leaves_each_stream_a_part_and_says_when_it_changes(name: str) -> None:
     demand = demand_named(name, seed=1)
     assert all(0.25 <= demand.share(at_s) <= 0.75 for at_s in range(round(LEN_S)))
-    assert all(0.0 < change_s < LEN_S for change_s in demand.changes_s)
+    assert all(demand.share(at_s - 1.0) != demand.share(at_s) for at_s in demand.changes_s)
 
 
 def test_waves_begin_where_the_seed_says_and_change_sides_once() -> None:

@@ -25,6 +25,7 @@ def control_of(
 ) -> Control:
     """`off(seconds, value)`: the number is out of its band."""
     turned = turns(series)
+    changes_s = [at_s for at_s in changes_s if at_s < until_s]
     ends_s = [*changes_s, until_s][1:]
     return Control(
         what=what,

@@ -9,10 +9,13 @@ from msgspec.structs import replace
 from tokenfleet.core.errors import PolicyError
 from tokenfleet.core.goodput.cost import HOUR_S, cost_per_million
 from tokenfleet.core.policy import Policy
+from tokenfleet.sim.control import Control
+from tokenfleet.sim.demand import demand_named
 from tokenfleet.sim.fleet import Fleet, FleetTerms
 from tokenfleet.sim.links import Links
 from tokenfleet.sim.measure import prefill_s
 from tokenfleet.sim.mixed.accounts import Accounts
+from tokenfleet.sim.mixed.allowances import Allowances, control_of_allowance
 from tokenfleet.sim.mixed.designs import design_named
 from tokenfleet.sim.mixed.measure import Result, Throughput, bulk_ends_s, by_class, counts, percentiles
 from tokenfleet.sim.mixed.service_levels import BATCH_DEADLINE_S, mixed_policy
@@ -27,7 +30,8 @@ TOKEN_BUDGET = 2_048  # of an engine's step: a full one takes about as long as c
 
 
 class MixedOptions(Struct, frozen=True, kw_only=True):
-    """One run. `load` 1 is what the fleet can just serve. `policy` None: the usual service levels.
+    """One run. `load` 1 is what the fleet can just serve. `demand` moves the chat stream, "" leaves it as it was
+    recorded. `policy` None: the usual service levels.
 
     `make_router` is taken instead of the design's own and keeps its name. `prior_factor` and `learning` are what a
     router starts from and whether outcomes teach it (router.Setup). `event_delay_s` is that of placements,
@@ -38,6 +42,7 @@ class MixedOptions(Struct, frozen=True, kw_only=True):
     instances: int = 8
     load: float = 0.9
     chat: str = "azure-conv"
+    demand: str = ""
     seed: int = 1
     gateways: int = 1
     event_delay_s: float = 0.02
@@ -75,12 +80,15 @@ def run_mixed(
     make_router = options.make_router or design_named(options.design)
     profile = replace(load_profile(options.profile), token_budget=TOKEN_BUDGET)
     policy = options.policy or mixed_policy(profile, prior_factor=options.prior_factor, learning=options.learning)
+    demand = demand_named(options.demand, seed=options.seed) if options.demand else None
+    allowances = Allowances()
     rows = workload(
         load=options.load,
         instances=options.instances,
         seed=options.seed,
         chat=options.chat,
         batch_deadline_s=policy.classes["batch"].deadline_s or BATCH_DEADLINE_S,
+        demand=demand,
     )
     try:
         check_fits(rows, profile)
@@ -89,14 +97,16 @@ def run_mixed(
     began_s = cpu_s()
     fleet = Fleet(
         _terms(options, profile, policy),
-        make_router,
+        allowances.watching(make_router),
         seed=options.seed,
         lessons_policy=policy if options.learning else None,
+        overseer=allowances,
     )
     served = fleet.serve(rows, progress=progress)
     spent_s = cpu_s() - began_s
     accounts = Accounts(served, policy)
-    result = _result(options, served, accounts, profile, policy, spent_s=spent_s)
+    control = control_of_allowance(allowances.series, demand, until_s=LEN_S) if allowances.series else None
+    result = _result(options, served, accounts, profile, policy, control, spent_s=spent_s)
     return MixedRun(result=result, profile=profile, accounts=accounts, served=served)
 
 
@@ -141,6 +151,7 @@ def _result(
     accounts: Accounts,
     profile: Profile,
     policy: Policy,
+    control: Control | None,
     *,
     spent_s: float,
 ) -> Result:
@@ -180,4 +191,6 @@ def _result(
         bulk_end_s=bulk_ends_s(its["batch"]),
         hit_ratio=sum(each.cached_tokens for each in served) / prompt_tokens if prompt_tokens else 0.0,
         requests_per_cpu_s=len(served) / max(spent_s, 1e-9),
+        demand=options.demand,
+        allowance=control,
     )

@@ -5,6 +5,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from tokenfleet.sim.control import Control
 from tokenfleet.sim.measure import Quantiles
 from tokenfleet.sim.mixed.measure import CLASSES, Result
 
@@ -48,7 +49,17 @@ def _notes(result: Result) -> list[str]:
         f"cost {'-' if cost is None else f'{cost:.3f}'} per million goodput tokens; bulks of batch took {bulks} s",
         f"ρ {result.rho:.2f}, hits {result.hit_ratio:.1%}; {result.requests_per_cpu_s:,.0f} requests simulated a "
         "second of the processor",
+        *([control_words(result.allowance, minutes=result.window_s / 60.0)] if result.allowance else []),
     ]
+
+
+def control_words(control: Control, *, minutes: float) -> str:
+    """How often it turned round and how soon it settled, in a line."""
+    settled = ", ".join("never" if settled_s is None else f"{settled_s:.0f} s" for settled_s in control.settled_s)
+    return (
+        f"{control.what}: {control.changes} changes, {control.reversals / minutes:.2f} reversals a minute, at most "
+        f"{control.worst_minute} in one" + (f"; settled after {settled}" if settled else "")
+    )
 
 
 def three(of: Quantiles, *, scale: float, digits: int) -> list[str]:

@@ -35,9 +35,9 @@ def run_models(
     import msgspec
     from rich.console import Console
 
-    from tokenfleet.sim.models.demand import LEN_S
     from tokenfleet.sim.models.run import run_models
     from tokenfleet.sim.models.words import result_words
+    from tokenfleet.sim.models.workload import LEN_S
     from tokenfleet.sim.words import progress_bar
 
     options = options_of(

@@ -7,11 +7,11 @@ from msgspec import Struct
 
 from tokenfleet.core.slomax.shares import Kind
 from tokenfleet.sim.control import Control, control_of
+from tokenfleet.sim.demand import Demand
 from tokenfleet.sim.measure import Quantiles
 from tokenfleet.sim.mixed.measure import Counts, Throughput
-from tokenfleet.sim.models.demand import LEN_S, Demand
 from tokenfleet.sim.models.following import Followed
-from tokenfleet.sim.models.workload import MODELS, TALK
+from tokenfleet.sim.models.workload import LEN_S, MODELS, TALK
 from tokenfleet.sim.served import Served
 from tokenfleet.sim.slots import Move
 

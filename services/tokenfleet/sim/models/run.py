@@ -11,16 +11,16 @@ from tokenfleet.core.goodput.cost import HOUR_S, cost_per_million
 from tokenfleet.core.policy import Policy
 from tokenfleet.core.site import pool_name
 from tokenfleet.core.slomax.terms import ClassShare, ControllerPolicy
+from tokenfleet.sim.demand import Demand, demand_named
 from tokenfleet.sim.fleet import Fleet, FleetTerms
 from tokenfleet.sim.measure import prefill_s
 from tokenfleet.sim.mixed.accounts import Accounts
 from tokenfleet.sim.mixed.measure import Throughput, counts, percentiles
 from tokenfleet.sim.mixed.run import LOAD_MAX, TOKEN_BUDGET
 from tokenfleet.sim.mixed.service_levels import mixed_policy
-from tokenfleet.sim.models.demand import LEN_S, Demand, demand_named
 from tokenfleet.sim.models.following import Following
 from tokenfleet.sim.models.measure import ALL, Result, by_model, control_of_slots, revised, shares_of
-from tokenfleet.sim.models.workload import MODELS, READ, TALK, workload
+from tokenfleet.sim.models.workload import LEN_S, MODELS, READ, TALK, workload
 from tokenfleet.sim.pilot import Pilot, model_of
 from tokenfleet.sim.profiles import Profile, load_profile
 from tokenfleet.sim.served import Served

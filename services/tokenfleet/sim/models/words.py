@@ -5,8 +5,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from tokenfleet.sim.control import Control
-from tokenfleet.sim.mixed.words import HEADINGS, three
+from tokenfleet.sim.mixed.words import HEADINGS, control_words, three
 from tokenfleet.sim.models.measure import Result
 
 
@@ -26,15 +25,6 @@ def result_words(result: Result) -> Group:
             *three(result.tpot_s[name], scale=1e3, digits=0),
         )
     return Group(Text(_title(result)), table, *(Text(line) for line in _notes(result)))
-
-
-def control_words(control: Control, *, minutes: float) -> str:
-    """How often it turned round and how soon it settled, in a line."""
-    settled = ", ".join("never" if settled_s is None else f"{settled_s:.0f} s" for settled_s in control.settled_s)
-    return (
-        f"{control.what}: {control.changes} changes, {control.reversals / minutes:.2f} reversals a minute, at most "
-        f"{control.worst_minute} in one" + (f"; settled after {settled}" if settled else "")
-    )
 
 
 def _title(result: Result) -> str:

@@ -1,25 +1,24 @@
 """Workload: chat requests for two models from a recorded trace, as dense as their demand asks for."""
 
-from functools import cache
-from itertools import accumulate
+from functools import cache, partial
 from random import Random
 
-import numpy as np
 from msgspec.structs import replace
 
+from tokenfleet.sim.demand import Demand, timed
 from tokenfleet.sim.measure import prefill_row_s
 from tokenfleet.sim.mixed.workload import OUTPUT_MIN_TOKENS
-from tokenfleet.sim.models.demand import LEN_S, Demand
 from tokenfleet.sim.profiles import Profile
 from tokenfleet.sim.traces.read import read_trace
 from tokenfleet.sim.traces.rows import Trace, TraceRow
 from tokenfleet.sim.traces.scale import scaled
 
+LEN_S = 900.0
 TALK, READ = "talk", "read"
 MODELS = (TALK, READ)
 TRACE = "conversation"
 PROMPT_TOKENS = {TALK: (1, 8_191), READ: (4_096, 12_287)}  # by model: what its callers send, least and most
-RHO_OF_LOAD_1 = 0.72  # prefill seconds a second and slot that slots shared out rightly can just serve
+RHO_OF_LOAD_1 = 0.8  # prefill seconds, nothing cached, a second and slot, that slots shared out rightly can just serve
 
 
 def workload(*, load: float, slots: int, demand: Demand, profile: Profile, seed: int) -> list[TraceRow]:
@@ -42,21 +41,20 @@ def workload(*, load: float, slots: int, demand: Demand, profile: Profile, seed:
             shared_first_block=trace.shared_first_block,
             turned_s=rng.uniform(0.0, span_s),
         )
-        rows += [replace(row, request_class="chat", model=model) for row in _timed(laid, demand, first=model == TALK)]
+        within = timed(laid, partial(_level, demand, model), len_s=LEN_S)
+        rows += [_asked_of(model, row) for row in within]
     return sorted(rows, key=lambda row: row.at_s)
 
 
-def _timed(rows: list[TraceRow], demand: Demand, *, first: bool) -> list[TraceRow]:
-    """The rows at the times by which the demand has asked for so much of them, in [0, LEN_S)."""
-    times_s = np.arange(0.0, LEN_S + 1.0)
-    shares = [demand.share(at_s + 0.5) for at_s in times_s[:-1].tolist()]
-    asked_s = list(accumulate((2.0 * (share if first else 1.0 - share) for share in shares), initial=0.0))
-    within = [row for row in rows if row.at_s < asked_s[-1]]
-    at_s = np.interp([row.at_s for row in within], asked_s, times_s).tolist()
-    return [
-        replace(row, at_s=time_s, output_tokens=max(row.output_tokens, OUTPUT_MIN_TOKENS))
-        for row, time_s in zip(within, at_s, strict=True)
-    ]
+def _level(demand: Demand, model: str, at_s: float) -> float:
+    """How much is asked of the model, as a multiple of half the load."""
+    share = demand.share(at_s)
+    return 2.0 * (share if model == TALK else 1.0 - share)
+
+
+def _asked_of(model: str, row: TraceRow) -> TraceRow:
+    tokens = max(row.output_tokens, OUTPUT_MIN_TOKENS)
+    return replace(row, request_class="chat", model=model, output_tokens=tokens)
 
 
 @cache
