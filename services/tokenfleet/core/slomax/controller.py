@@ -243,7 +243,7 @@ class Controller:
         if shortfall is None:
             return now, ""
         waste = window.waste_tokens / window.output_tokens if window.output_tokens else 0.0
-        if shortfall > terms.dead_band and waste > terms.waste_max:
+        if shortfall > terms.dead_band and waste > terms.waste_max and now > terms.ceiling_min:
             ceiling = max(now * terms.ceiling_cut, terms.ceiling_min)
             return ceiling, f"admitted work is {shortfall:.1%} under its target and {waste:.1%} of the output is waste"
         waiting = sum(each.waiting for each in window.classes.values())
