@@ -110,7 +110,8 @@ def table_of(of: Compared) -> str:
         for line in of.lines
     ]
     gains = ", ".join(f"{100 * gain:+.2f}" for gain in of.gain.values())
-    about = f"N = {of.instances}, load {of.load:g}, demand {of.demand}: seeds {', '.join(map(str, of.seeds))}."
+    which = f"{'seeds' if len(of.seeds) > 1 else 'seed'} {', '.join(map(str, of.seeds))}"
+    about = f"N = {of.instances}, load {of.load:g}, demand {of.demand}: {which}."
     told = f"Following less the best static split of each seed, in points: {gains}." if gains else ""
     lines = [about, "", marked(headings), "|---|" + "--:|" * (len(headings) - 1), *map(marked, rows)]
     return "\n".join([*lines, *(["", told] if told else [])])
