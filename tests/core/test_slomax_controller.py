@@ -214,6 +214,12 @@ def test_the_ceiling_stays_when_what_is_late_is_little_waste_or_was_refused() ->
         assert controller.setting.ceiling == 0.95
 
 
+def test_a_ceiling_that_may_fall_no_further_is_no_reason() -> None:
+    (first,) = told(made(ceiling_min=0.95), window(chat=LATE, waste_tokens=9_000))
+    assert first.revision is not None
+    assert first.revision.why == "chat 90.0% of 98.0%"
+
+
 def test_the_ceiling_rises_by_a_point_while_all_is_well_and_a_queue_waits_below_it() -> None:
     queued = ClassWindow(met=100, missed=0, waiting=5, offered_s=40.0)
     for facts, ceiling in (({"utilisation": 0.7}, 0.81), ({"utilisation": 0.8}, 0.8)):

@@ -36,6 +36,30 @@ def test_a_request_waits_until_the_backlog_is_within_its_classs_bound() -> None:
     assert ("long", "admit") in answers(b)
 
 
+def test_an_idle_instance_that_serves_no_more_is_open_to_nobody() -> None:
+    b = town(small=2)
+    b.changes("b-small-1", state="draining")
+    b.hears_telemetry()
+    first = ask(b, "first", prompt_tokens=20_000)
+    assert first.target == "b-small-0"
+    assert ask(b, "second").verdict == "queue"
+    assert answers(b) == []
+    b.hears_outcome(first, "first_token", ttft_s=1.6)
+    assert answers(b) == [("second", "admit")]
+
+
+def test_a_request_that_comes_while_its_class_is_full_where_it_is_open_waits_in_line() -> None:
+    b = town(small=1)
+    policy = b.site.policy
+    classes = policy.classes | {"chat": replace(policy.classes["chat"], running_max_per_instance=1)}
+    b.site.adopt(replace(policy, classes=classes))
+    first = decodes(b, "first")
+    assert ask(b, "second").verdict == "queue"
+    assert answers(b) == []
+    b.hears_outcome(first, "finished", output_tokens=10)
+    assert answers(b) == [("second", "admit")]
+
+
 def test_classes_go_by_rank_whoever_came_first() -> None:
     b = town(small=1)
     first = ask(b, "first", prompt_tokens=20_000)

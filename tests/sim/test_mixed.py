@@ -16,9 +16,11 @@ from tokenfleet.core.decision import Request
 from tokenfleet.core.errors import PolicyError
 from tokenfleet.core.records import OutcomeEvent
 from tokenfleet.sim.commands import sim_app
+from tokenfleet.sim.demand import demand_named
 from tokenfleet.sim.fleet import Fleet, FleetTerms
 from tokenfleet.sim.links import Links, LinkTerms
 from tokenfleet.sim.mixed.accounts import Accounts
+from tokenfleet.sim.mixed.allowances import control_of_allowance
 from tokenfleet.sim.mixed.designs import DESIGNS
 from tokenfleet.sim.mixed.measure import bulk_ends_s
 from tokenfleet.sim.mixed.run import MixedOptions, MixedRun, run_mixed
@@ -335,3 +337,32 @@ def test_the_feasibility_gate_pays_where_gateways_can_hold_nothing_back() -> Non
     assert (gated.result.attainment_admitted["all"] or 0.0) > offered[1]
     goodput = [run.result.goodput_tokens_per_s["all"] for run in (at_once, gated)]
     assert goodput[1] > 1.05 * goodput[0]
+
+
+@pytest.mark.parametrize("name", ["step", "square"])
+def test_a_demand_moves_the_chat_stream_alone(name: str) -> None:
+    demand = demand_named(name, seed=1)
+    moved, recorded = arrivals(instances=4, demand=demand), arrivals(instances=4)
+    assert of(moved, "long") == of(recorded, "long")
+    changed_s = demand.changes_s[0]
+    before, after = (
+        sum(from_s <= each.at_s < until_s for each in of(moved, "chat")) / (until_s - from_s)
+        for from_s, until_s in ((0.0, changed_s), (changed_s, changed_s + 200.0))
+    )
+    assert after / before == pytest.approx(0.65 / 0.35, rel=0.25)  # the recorded rate is not even
+
+
+def test_a_run_tells_how_the_allowance_was_moved_where_there_is_one() -> None:
+    moved = ran(design="slomax", demand="step").result
+    assert moved.demand == "step"
+    assert moved.allowance is not None
+    assert moved.allowance.changes > 10
+    assert len(moved.allowance.settled_s) == 1
+    assert ran().result.allowance is None
+
+
+def test_the_allowance_is_settled_when_it_stays_near_what_it_comes_to() -> None:
+    demand = demand_named("step", seed=1)
+    series = [(0.0, 0.03), (100.0, 0.4), (300.0, 0.4), (310.0, 0.3), (340.0, 0.1), (500.0, 0.12)]
+    control = control_of_allowance(series, demand, until_s=600.0)
+    assert (control.reversals, control.settled_s) == (2, (40.0,))

@@ -18,7 +18,6 @@ from tokenfleet.core.duplicates import Duplicates
 from tokenfleet.core.errors import PolicyError
 from tokenfleet.core.failures import FAILED, Failures
 from tokenfleet.core.fleetmind.sends import Sends
-from tokenfleet.core.goodput.judge import attained_of
 from tokenfleet.core.ledger import Ledger
 from tokenfleet.core.peers import Peers
 from tokenfleet.core.policy import Policy, newer_policy
@@ -282,8 +281,7 @@ class Site:
             elif event.kind == "finished":
                 self.held.heard_end(told=self.ledger.has_first_token(event.decision))
         if event.kind in TERMINAL_KINDS and event.model in self._queues and not self.ledger.has_ended(event.decision):
-            self._queues[event.model].settled(event)
-            self._guarded_ended(event, now_s)
+            self._queues[event.model].settled(event, self.policy, now_s)
         if event.kind in TERMINAL_KINDS:
             self.gates.ended(event, now_s=now_s)
             self.duplicates.settled(event, now_s=now_s)
@@ -340,16 +338,6 @@ class Site:
             return
         if (policy := newer_policy(self.policy, revision=heard.revision, toml=heard.toml)) is not None:
             self.adopt(policy, heard.sha256)
-
-    def _guarded_ended(self, event: OutcomeEvent, now_s: float) -> None:
-        """Whether a request of a guarded class got what was agreed steers what the others may cost it."""
-        terms = self.policy.classes.get(event.request_class)
-        if terms is None or terms.queue.role != "guarded":
-            return
-        attained = attained_of(event, self.policy)
-        queues = self.queues(event.model)
-        if attained != "excluded" and entry_of(event.tenant, self.policy) not in queues.over(self.policy, now_s):
-            queues.allowance.settled(met=attained == "met", now_s=now_s)
 
     def _keep_trial(self) -> None:
         """A canary outlives a change of what is in force only if it is newer and still serves all requests."""

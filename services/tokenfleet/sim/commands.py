@@ -11,6 +11,8 @@ from tokenfleet.sim.fleet_options import Copies, EventDelay, Gateways, Instances
 from tokenfleet.sim.mixed.command import run_mixed
 from tokenfleet.sim.mixed.compare_command import compare_mixed
 from tokenfleet.sim.mixed.flood_command import run_flood
+from tokenfleet.sim.models.command import run_models
+from tokenfleet.sim.models.compare_command import compare_models
 
 ROUTING = "routing"
 
@@ -26,13 +28,17 @@ class RoutingUnlessNamed(TyperGroup):
 sim_app = typer.Typer(no_args_is_help=True, help="The fleet simulator: policies and designs on real traces.")
 run_app = typer.Typer(no_args_is_help=True, help="Run one simulation and print what came of it.")
 sim_app.add_typer(run_app, name="run")
-compare_app = typer.Typer(cls=RoutingUnlessNamed, help="Compare routing policies (the usual), or mixed designs.")
+compare_app = typer.Typer(
+    cls=RoutingUnlessNamed, help="Compare routing policies (the usual), mixed designs, or shares of two models."
+)
 sim_app.add_typer(compare_app, name="compare")
 run_app.command("mixed")(run_mixed)
 run_app.command("flood")(run_flood)
+run_app.command("models")(run_models)
 sim_app.command("fit")(fit_profile)
 compare_app.command(ROUTING)(compare)
 compare_app.command("mixed")(compare_mixed)
+compare_app.command("models")(compare_models)
 
 
 @run_app.command(ROUTING)

@@ -26,27 +26,32 @@ from tokenfleet.core.records import (
 )
 from tokenfleet.sim.agenda import Agenda, Rank
 from tokenfleet.sim.engine.events import Admitted, Event, Finished, FirstToken
-from tokenfleet.sim.engine.machine import EngineMachine
 from tokenfleet.sim.links import Link, Links, LinkTerms
+from tokenfleet.sim.overseer import Overseer
 from tokenfleet.sim.profiles import Profile
 from tokenfleet.sim.router import Answer, MakeRouter, Record, Router, Setup
 from tokenfleet.sim.served import Served
-from tokenfleet.sim.telemetry import SITE, KvBook, heartbeat, shard
+from tokenfleet.sim.slots import Engine, Slots, engines_of
+from tokenfleet.sim.telemetry import MODEL, SITE, heartbeat, shard
 from tokenfleet.sim.traces.rows import TraceRow
 
 RELEASE_PERIOD_S = 0.05  # how often a gateway that holds requests is asked for them
 FEEDBACK_PERIOD_S = 1.0
+OVERSIGHT_PERIOD_S = 1.0
 
 
 class FleetTerms(Struct, frozen=True, kw_only=True):
     """What a fleet consists of. `drain_max_s` bounds the time after the last arrival: what is open then is unfinished.
 
+    Each of the `instances` is a slot that serves the model `serving` names for it, one of `models`, at a time.
     Without `engine_counts` scrapes tell neither the requests of the engines nor the KV that they use.
     `policy`, `weights`, `prior_factor` and `learning` are for the routers (router.Setup).
     """
 
     profile: Profile
     instances: int
+    models: tuple[str, ...] = (MODEL,)
+    serving: tuple[str, ...] = ()  # empty: the first model on all
     gateways: int = 1
     telemetry_period_s: float = 0.25
     engine_counts: bool = True
@@ -57,14 +62,6 @@ class FleetTerms(Struct, frozen=True, kw_only=True):
     prior_factor: float = 1.0
     learning: bool = False
     drain_max_s: float = 3_600.0
-
-
-@dataclass(slots=True)
-class _Engine:
-    name: str
-    machine: EngineMachine
-    book: KvBook
-    wakes_at_s: float = math.inf
 
 
 @dataclass(slots=True)
@@ -80,14 +77,24 @@ class _Gateway:
 class Fleet:
     """A run: made from terms, a policy and a seed, it serves rows once.
 
-    `lessons_policy` is what outcomes are learned under; None leaves calibration out.
+    `lessons_policy` is what outcomes are learned under; None leaves calibration out. Without an `overseer` all slots
+    stay with the models that they begin with.
     """
 
     def __init__(
-        self, terms: FleetTerms, make_router: MakeRouter, *, seed: int, lessons_policy: Policy | None = None
+        self,
+        terms: FleetTerms,
+        make_router: MakeRouter,
+        *,
+        seed: int,
+        lessons_policy: Policy | None = None,
+        overseer: Overseer | None = None,
     ) -> None:
         self.terms = terms
-        self.engines = [_engine(f"i{number:03}", terms.profile) for number in range(terms.instances)]
+        engines = engines_of(terms.profile, slots=terms.instances, models=terms.models)
+        self.engines = [engine for by_model in engines for engine in by_model.values()]
+        self.slots = Slots(engines, terms.serving or (terms.models[0],) * terms.instances)
+        self._overseer = overseer
         self._seed = seed
         self._numbers = {engine.name: number for number, engine in enumerate(self.engines)}
         self._arrivals_rng = Random(f"{seed}/arrivals")
@@ -112,6 +119,8 @@ class Fleet:
         self._agenda.every(self.terms.kv_snapshot_period_s, self._snapshot)
         if self._lessons is not None:
             self._agenda.every(FEEDBACK_PERIOD_S, self._teach)
+        if self._overseer is not None:
+            self._agenda.every(OVERSIGHT_PERIOD_S, partial(self._oversee, self._overseer))
         end_s = max((row.at_s for row in rows), default=0.0) + self.terms.drain_max_s
         self._agenda.run(until_s=end_s, while_=lambda: bool(self._to_come or self._open))
         return served
@@ -122,8 +131,10 @@ class Fleet:
         self._to_come -= 1
         self._open[served.id] = served
         served.gateway = self._arrivals_rng.randrange(len(self._gateways))
-        gateway = self._gateways[served.gateway]
-        self._follow(gateway.router.route(served.request(), now_s), now_s)
+        gateway, request = self._gateways[served.gateway], served.request()
+        if self._overseer is not None:
+            self._overseer.offered(request, now_s)
+        self._follow(gateway.router.route(request, now_s), now_s)
         if served.dispatched_s is None:  # held: the others' order may have changed by it, and its own turn be now
             self._release(gateway, now_s)
         self._await_release(gateway, now_s)
@@ -135,13 +146,18 @@ class Fleet:
         if answer.refused:
             served.refused, served.refused_s = answer.refused, now_s
             del self._open[answer.request]
+            if self._overseer is not None:
+                self._overseer.ended(served.without_tokens("rejected", now_s), now_s)
         elif answer.instance:
             served.instance = self._numbers[answer.instance]
             served.decision, served.dispatched_s = answer.decision, now_s
             engine = self.engines[served.instance]
+            assert engine.state in ("ready", "draining"), f"request {served.id} goes to {engine.name}: {engine.state}"
             self._advance(engine, now_s)
             engine.machine.submit(served.job(), now_s)
             self._await(engine)
+            if self._overseer is not None:
+                self._overseer.placed(served.id, now_s)
 
     def _await_release(self, gateway: _Gateway, now_s: float) -> None:
         if gateway.router.holding and not gateway.release_due:
@@ -160,13 +176,13 @@ class Fleet:
 
     # Engines
 
-    def _wake(self, engine: _Engine, now_s: float) -> None:
+    def _wake(self, engine: Engine, now_s: float) -> None:
         if now_s == engine.wakes_at_s:  # else it was planned anew meanwhile
             engine.wakes_at_s = math.inf
             self._advance(engine, now_s)
             self._await(engine)
 
-    def _await(self, engine: _Engine) -> None:
+    def _await(self, engine: Engine) -> None:
         at_s = engine.machine.next_event_at_s()
         if at_s is None:
             engine.wakes_at_s = math.inf
@@ -174,7 +190,7 @@ class Fleet:
             engine.wakes_at_s = at_s
             self._agenda.at(at_s, Rank.ENGINE, partial(self._wake, engine))
 
-    def _advance(self, engine: _Engine, now_s: float) -> None:
+    def _advance(self, engine: Engine, now_s: float) -> None:
         events = engine.machine.advance(now_s)
         if not events:
             return
@@ -216,6 +232,8 @@ class Fleet:
 
     def _report(self, gateway: _Gateway, event: OutcomeEvent, now_s: float) -> None:
         event = gateway.router.settled(event, now_s)
+        if self._overseer is not None and event.kind == "finished":
+            self._overseer.ended(event, now_s)
         if self._lessons is not None and self._lessons_policy is not None:
             self._lessons.observe((event,), self._lessons_policy)
 
@@ -227,6 +245,7 @@ class Fleet:
         for engine in self.engines:
             self._advance(engine, now_s)
             self._await(engine)
+        self.slots.advance(now_s)
         beats = [
             heartbeat(
                 engine.name,
@@ -235,6 +254,8 @@ class Fleet:
                 block_size=profile.block_size,
                 context_max_tokens=profile.kv_tokens,
                 counted=self.terms.engine_counts,
+                model=engine.model,
+                state=engine.state,
             )
             for engine in self.engines
         ]
@@ -250,6 +271,9 @@ class Fleet:
     def _snapshot(self, now_s: float) -> None:
         for engine in self.engines:
             self._send(engine.book.snapshot(), now_s)
+
+    def _oversee(self, overseer: Overseer, now_s: float) -> None:
+        overseer.advance(self.slots, now_s)
 
     def _teach(self, now_s: float) -> None:
         assert self._lessons is not None, "nothing teaches"
@@ -301,7 +325,3 @@ class Fleet:
         return _Gateway(
             name=name, router=make_router(setup), links=links, outcomes=link("outcomes", terms.links.outcomes)
         )
-
-
-def _engine(name: str, profile: Profile) -> _Engine:
-    return _Engine(name=name, machine=EngineMachine(profile), book=KvBook(name, profile.block_size))

@@ -9,6 +9,7 @@ from tokenfleet.core.predict.work import prefill_work_s, prior_coefficients, unc
 from tokenfleet.sim.pilot import model_of
 from tokenfleet.sim.profiles import Profile
 from tokenfleet.sim.served import Served
+from tokenfleet.sim.traces.rows import TraceRow
 
 
 class Quantiles(Struct, frozen=True, kw_only=True):
@@ -120,7 +121,11 @@ def in_window(served: Sequence[Served], *, warm_s: float, len_s: float) -> list[
 
 def prefill_s(served: Served, profile: Profile, *, cached_tokens: int) -> float:
     """Stand-alone seconds of one prefill on an idle engine."""
-    row = served.row
+    return prefill_row_s(served.row, profile, cached_tokens=cached_tokens)
+
+
+def prefill_row_s(row: TraceRow, profile: Profile, *, cached_tokens: int) -> float:
+    """The same before it is served."""
     return prefill_work_s(
         uncached_tokens(row.prompt_tokens, cached_tokens),
         cached_tokens,

@@ -59,7 +59,8 @@ class Pilot:
     def released(self, now_s: float) -> Sequence[Answer]:
         return [
             self._answer(waiting.request, answer, now_s)
-            for waiting, answer in released(self.site, MODEL, now_s, self._ids)
+            for model in sorted(self.site.held.models())
+            for waiting, answer in released(self.site, model, now_s, self._ids)
             if isinstance(answer, Decided)  # the names of these runs never go
         ]
 

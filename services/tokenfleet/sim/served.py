@@ -6,11 +6,11 @@ from typing import Literal
 from tokenfleet.core.decision import Request
 from tokenfleet.core.policy import REQUIRED_CLASSES
 from tokenfleet.core.records import OutcomeEvent
+from tokenfleet.core.site import pool_name
 from tokenfleet.sim.engine.events import Job
 from tokenfleet.sim.telemetry import MODEL, SITE, TENANT, packed
 from tokenfleet.sim.traces.rows import TraceRow
 
-POOL = f"{MODEL}@{SITE}"
 USUAL_CLASS = "chat"
 OFFLINE_TASK = "batch"
 
@@ -36,6 +36,15 @@ class Served:
     cached_tokens: int = 0
 
     @property
+    def model(self) -> str:
+        """What its caller asks for: the row's model, else the fleet's only one."""
+        return self.row.model or MODEL
+
+    @property
+    def pool(self) -> str:
+        return pool_name(self.model, SITE)
+
+    @property
     def request_class(self) -> str:
         """What its caller declares: the row's class if it is one of the classifier's, for traces have words of their
         own, else chat."""
@@ -50,7 +59,7 @@ class Served:
         row = self.row
         return Request(
             id=self.id,
-            model=MODEL,
+            model=self.model,
             tenant=self.tenant,
             origin=SITE,
             prompt_tokens=row.prompt_tokens,
@@ -89,11 +98,11 @@ class Served:
             decision=self.decision,
             tenant=self.tenant,
             request_class=self.request_class,
-            model=MODEL,
+            model=self.model,
             origin=SITE,
             site=SITE,
             instance=instance,
-            pool=POOL,
+            pool=self.pool,
             at_wall_s=now_s,
             elapsed_s=now_s - row.at_s,
             attempt_s=now_s - self.dispatched_s,
@@ -105,6 +114,23 @@ class Served:
             stop="stop" if finished else "",
             clock=gateway,
             clock_s=now_s,
+        )
+
+    def without_tokens(self, kind: Literal["rejected", "timed_out"], at_s: float) -> OutcomeEvent:
+        """What is told of it when it ends without any: it was refused, or given up where it waited or ran."""
+        return OutcomeEvent(
+            request=self.id,
+            attempt=0,
+            kind=kind,
+            decision=self.decision,
+            tenant=self.tenant,
+            request_class=self.request_class,
+            model=self.model,
+            origin=SITE,
+            instance="" if self.instance < 0 else f"i{self.instance}",
+            pool=self.pool,
+            at_wall_s=at_s,
+            elapsed_s=at_s - self.row.at_s,
         )
 
     def _blocks(self) -> tuple[int, ...]:

@@ -5,7 +5,16 @@ from struct import pack
 
 from msgspec.structs import replace
 
-from tokenfleet.core.records import CapacityRow, CapacityShard, Heartbeat, KvDelta, KvDigest, KvSnapshot, Order
+from tokenfleet.core.records import (
+    CapacityRow,
+    CapacityShard,
+    EngineState,
+    Heartbeat,
+    KvDelta,
+    KvDigest,
+    KvSnapshot,
+    Order,
+)
 from tokenfleet.sim.engine.events import BlocksRemoved, BlocksStored, Cleared, Event, Load
 
 AGENT, BOOT, CLUSTER, MODEL, SITE, TENANT = "agent", "boot-1", "sim", "sim", "sim", "trace"
@@ -20,8 +29,9 @@ def packed(keys: Iterable[int]) -> bytes:
 class KvBook:
     """The blocks of one engine as its agent follows them: numbered changes and a digest that agrees with them."""
 
-    def __init__(self, instance: str, block_tokens: int) -> None:
+    def __init__(self, instance: str, block_tokens: int, *, model: str = MODEL) -> None:
         self.instance = instance
+        self._model = model
         self._block_tokens = block_tokens
         self._keys: set[int] = set()
         self._xor = 0
@@ -58,7 +68,7 @@ class KvBook:
             instance=self.instance,
             boot=BOOT,
             order=self._order(),
-            model=MODEL,
+            model=self._model,
             block_tokens=self._block_tokens,
             cleared=cleared,
             removed=packed(removed),
@@ -71,7 +81,7 @@ class KvBook:
             instance=self.instance,
             boot=BOOT,
             order=self._order(),
-            model=MODEL,
+            model=self._model,
             block_tokens=self._block_tokens,
             part=0,
             parts=1,
@@ -97,7 +107,15 @@ class KvBook:
 
 
 def heartbeat(
-    instance: str, load: Load, digest: KvDigest, *, block_size: int, context_max_tokens: int, counted: bool = True
+    instance: str,
+    load: Load,
+    digest: KvDigest,
+    *,
+    block_size: int,
+    context_max_tokens: int,
+    counted: bool = True,
+    model: str = MODEL,
+    state: EngineState = "ready",
 ) -> Heartbeat:
     """What a scrape of the engine shows, taken now; if not `counted`, neither its requests nor the KV they use."""
     beat = Heartbeat(
@@ -105,7 +123,7 @@ def heartbeat(
         boot=BOOT,
         age_s=0.0,
         address=instance,
-        model=MODEL,
+        model=model,
         context_max_tokens=context_max_tokens,
         running=load.running,
         waiting=load.waiting,
@@ -117,6 +135,7 @@ def heartbeat(
         cached_tokens_total=load.cached_tokens,
         iterations_total=load.iterations,
         preemptions_total=load.preemptions,
+        state=state,
         digest=digest,
     )
     return beat if counted else replace(beat, running=None, waiting=None, kv_used_blocks=None)

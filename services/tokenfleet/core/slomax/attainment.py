@@ -20,7 +20,7 @@ ERROR_SUM_MAX = 1.0  # of target − attainment; a step's worth with the default
 class ClassWindow(Struct, frozen=True, kw_only=True):
     """Logical requests of one class that ended in a window, as goodput counts them, and those that wait at its end.
 
-    `offered_s` is the predicted GPU seconds of what arrived.
+    `offered_s` is the predicted GPU seconds of what arrived, `waiting_s` of what waits.
     """
 
     met: int = 0
@@ -28,6 +28,7 @@ class ClassWindow(Struct, frozen=True, kw_only=True):
     rejected: int = 0
     waiting: int = 0
     offered_s: float = 0.0
+    waiting_s: float = 0.0
 
 
 class Attainment:

@@ -17,11 +17,18 @@ from itertools import islice
 from msgspec import Struct
 
 from tokenfleet.core.slomax.attainment import Attainment, ClassWindow
-from tokenfleet.core.slomax.shares import Kind, Setting, ShareRevision, directions, projected, static_setting
+from tokenfleet.core.slomax.shares import (
+    Kind,
+    Setting,
+    ShareRevision,
+    directions,
+    one_moved,
+    projected,
+    static_setting,
+)
 from tokenfleet.core.slomax.terms import ControllerPolicy
 
 CHANGES_KEPT = 60  # that may be reverted
-NEED_WINDOWS = 3
 
 
 class Window(Struct, frozen=True, kw_only=True):
@@ -102,8 +109,9 @@ class Controller:
             return Step(held=frozen)
         if self._applied_s is None:
             return Step(held=f"revision {self._number} is in flight")
-        if window.start_s < self._applied_s:
-            return Step(held=f"revision {self._number} came into force during this window")
+        if window.start_s < self._applied_s:  # its outcomes tell of two settings; what was offered depends on neither
+            during = f"revision {self._number} came into force during this window"
+            return self._step(window) if self.terms.slots else Step(held=during)
         self._attainment.hear(window.classes, self.terms)
         if slow := self._slow(window):
             return slow
@@ -134,9 +142,11 @@ class Controller:
         return ""
 
     def _slow(self, window: Window) -> Step | None:
-        """The throughput guard: less output than before the last change, at the same load, takes it back."""
+        """The throughput guard: less output than before the last change, at the load that it was made for, takes it
+        back."""
         change = self._changes[-1] if self._changes else None
-        if change is None or change.at_s < window.end_s - self.terms.baseline_s:
+        made_on = next((each for each in self._windows if change is not None and each.end_s == change.at_s), None)
+        if change is None or made_on is None or not _alike(made_on, window, within=self.terms.load_tolerance):
             self._slow_windows = 0
             return None
         alike = [
@@ -144,7 +154,7 @@ class Controller:
             for before in self._windows
             if before.end_s <= change.at_s
             and before.ready == window.ready
-            and abs(before.offered_s - window.offered_s) <= self.terms.load_tolerance * window.offered_s
+            and _alike(before, window, within=self.terms.load_tolerance)
         ]
         baseline = sum(alike) / len(alike) if len(alike) >= self.terms.throughput_windows else 0.0
         rate = window.output_tokens / window.width_s
@@ -179,39 +189,51 @@ class Controller:
 
     def _shares(self, window: Window) -> tuple[dict[str, float], str]:
         """What the shares should be, and the attainments that say so."""
-        terms, classes = self.terms, self.terms.classes
+        terms, classes, now = self.terms, self.terms.classes, self.setting.shares
         errors = {name: self._attainment.error(name, terms) for name in classes}
-        if all(error <= 0.0 for error in errors.values()):
-            return self.setting.shares, ""  # nobody needs what another could give
-        wanted = {
-            name: share
-            + min(
-                max(terms.gain * errors[name] + terms.gain_sum * self._attainment.error_sum(name), -terms.step_max),
-                terms.step_max,
-            )
-            for name, share in self.setting.shares.items()
-        }
-        told = ", ".join(
-            f"{name} {self._attainment.of(name):.1%} of {classes[name].target:.1%}"
+        needed = self._needed(window)
+        total = sum(needed.values())
+        full = any(need > terms.slot_full * now[name] for name, need in needed.items())
+        if terms.slots and total and (full or any(error > 0.0 for error in errors.values())):
+            told = ", ".join(f"{name} needs {need:.1%}" for name, need in needed.items())
+            level = {name: need / total + self._correction(name, errors[name]) for name, need in needed.items()}
+            shares = one_moved(now, projected(level, classes), terms.slots, hold=terms.slot_hold)
+            return shares, ", ".join(filter(None, (told, self._missed(errors))))
+        if terms.slots or all(error <= 0.0 for error in errors.values()):
+            return now, ""  # nobody needs what another could give
+        wanted = {name: share + self._correction(name, errors[name]) for name, share in now.items()}
+        needed = {name: min(need, now[name]) for name, need in needed.items()}
+        missing = {name: wanted[name] for name, error in errors.items() if error > 0.0}
+        return projected(wanted, classes, needed | missing, needed), self._missed(errors)
+
+    def _correction(self, name: str, error: float) -> float:
+        """By how much its attainment moves a class's share."""
+        terms = self.terms
+        by = terms.gain * error + terms.gain_sum * self._attainment.error_sum(name)
+        return min(max(by, -terms.step_max), terms.step_max)
+
+    def _missed(self, errors: dict[str, float]) -> str:
+        """The attainments of the classes that are off their targets."""
+        return ", ".join(
+            f"{name} {self._attainment.of(name):.1%} of {self.terms.classes[name].target:.1%}"
             for name, error in errors.items()
             if error
         )
-        needed = self._needed(window)
-        missing = {name: wanted[name] for name, error in errors.items() if error > 0.0}
-        return projected(wanted, classes, needed | missing, needed), told
 
     def _needed(self, window: Window) -> dict[str, float]:
-        """What each class needs of its share for what it was offered lately, so that it gives no more than it can
-        spare; never more than it has."""
+        """The share of the pool that each class needs for what it was offered lately and for what waits."""
         room_s = window.ready * window.width_s * self.setting.ceiling
+        windows = max(1, round(self.terms.offered_s / window.width_s))
         needed = dict[str, float]()
-        for name, share in self.setting.shares.items():
+        for name in self.setting.shares:
             recent = [
                 each.classes[name].offered_s
-                for each in islice(reversed(self._windows), NEED_WINDOWS)
+                for each in islice(reversed(self._windows), windows)
                 if name in each.classes
             ]
-            needed[name] = min(share, sum(recent) / len(recent) / room_s) if recent and room_s > 0.0 else 0.0
+            waiting_s = window.classes[name].waiting_s if name in window.classes else 0.0
+            work_s = waiting_s * window.width_s / self.terms.backlog_s + sum(recent) / max(1, len(recent))
+            needed[name] = work_s / room_s if room_s > 0.0 else 0.0
         return needed
 
     def _ceiling(self, window: Window) -> tuple[float, str]:
@@ -221,7 +243,7 @@ class Controller:
         if shortfall is None:
             return now, ""
         waste = window.waste_tokens / window.output_tokens if window.output_tokens else 0.0
-        if shortfall > terms.dead_band and waste > terms.waste_max:
+        if shortfall > terms.dead_band and waste > terms.waste_max and now > terms.ceiling_min:
             ceiling = max(now * terms.ceiling_cut, terms.ceiling_min)
             return ceiling, f"admitted work is {shortfall:.1%} under its target and {waste:.1%} of the output is waste"
         waiting = sum(each.waiting for each in window.classes.values())
@@ -269,3 +291,10 @@ class Controller:
         self.setting, self._applied_s, self._slow_windows = new, None, 0
         self._attainment.begin_anew()
         return Step(revision=revision)
+
+
+def _alike(one: Window, other: Window, *, within: float) -> bool:
+    """Whether as much was offered to each class, as a share of all: another mix brings another output."""
+    offered = [{name: each.offered_s for name, each in window.classes.items()} for window in (one, other)]
+    apart_s = max((abs(offered[0].get(n, 0.0) - offered[1].get(n, 0.0)) for n in offered[0] | offered[1]), default=0.0)
+    return apart_s <= within * other.offered_s

@@ -124,7 +124,8 @@ def open_to(
 ) -> Flags:
     """The instances that may take a request of the class now. `queued` are its requests there without a first token,
     `slack_s` the time until it must start."""
-    allowed = pace.pool.columns.backlog_s <= queue.backlog_max_s + pace.late_s
+    columns = pace.pool.columns
+    allowed = columns.usable() & (columns.backlog_s <= queue.backlog_max_s + pace.late_s)
     if queue.prefills_max and queued is not None:
         allowed &= queued < queue.prefills_max
     if queue.role == "filling" and pace.reserved is not None:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from tokenfleet.core.asked import Turn
 from tokenfleet.core.decision import Place
+from tokenfleet.core.goodput.judge import attained_of
 from tokenfleet.core.policy import ClassQueue, PacingPolicy, Policy, RequestClass
 from tokenfleet.core.pool import PoolView
 from tokenfleet.core.predict.work import decode_iteration_s
@@ -135,8 +136,14 @@ class Queues:
         if len(self._charges) > CHARGES_MAX:
             self._charges.popitem(last=False)
 
-    def settled(self, event: OutcomeEvent) -> None:
-        """What was placed by that decision has ended: what it cost is corrected by what was computed for it."""
+    def settled(self, event: OutcomeEvent, policy: Policy, now_s: float) -> None:
+        """What was placed by that decision has ended: what it cost is corrected by what was computed for it. Whether a
+        request of a guarded class got what was agreed steers what the others may cost it."""
+        terms = policy.classes.get(event.request_class)
+        if terms is not None and terms.queue.role == "guarded":
+            attained = attained_of(event, policy)
+            if attained != "excluded" and entry_of(event.tenant, policy) not in self.over(policy, now_s):
+                self.allowance.settled(met=attained == "met", now_s=now_s)
         charge = self._charges.pop(event.decision, None)
         if charge is None or event.output_tokens is None or event.prompt_tokens is None:
             return  # what it cost is unknown: the prediction stands

@@ -70,6 +70,18 @@ def projected(
     return {name: round(share, 9) for name, share in moved(high).items()}
 
 
+def one_moved(old: Mapping[str, float], wanted: Mapping[str, float], slots: int, *, hold: float) -> dict[str, float]:
+    """The old shares with one of `slots` from who has most too many to who lacks most, if it is more than half of one.
+
+    By `hold` more, so that what was moved is not moved back for as little.
+    """
+    lacks = {name: (wanted[name] - old[name]) * slots for name in old}
+    to, giver = max(lacks, key=lacks.__getitem__), min(lacks, key=lacks.__getitem__)
+    if lacks[to] - lacks[giver] < 1.0 + 2.0 * hold:
+        return dict(old)
+    return {n: round((share * slots + (n == to) - (n == giver)) / slots, 9) for n, share in old.items()}
+
+
 def directions(old: Mapping[str, float], new: Mapping[str, float]) -> dict[str, int]:
     """1 for each share that rose, −1 for each that fell, without those that hardly moved."""
     moves = {name: new[name] - old.get(name, 0.0) for name in new}

@@ -131,10 +131,20 @@ class ControllerPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `enabled` is the kill switch: off means the static shares and ceiling. `classes` empty: nothing is shared out. One
     step moves a share by clip(`gain` · e + `gain_sum` · Σe, ± `step_max`), e being target − attainment beyond
     `dead_band`. `drift_max`: outcomes may take so many times their prediction, or the inverse.
+
+    `slots`: the pool is shared out in so many, of which one changes hands at a time; 0: in any parts. Slots follow
+    what is offered, before anybody misses: the work of the last `offered_s`, and what waits as if it were to be worked
+    off in `backlog_s`. One changes hands when shares are off by `slot_hold` more than half of one, and somebody needs
+    more than `slot_full` of what it has or misses its target.
     """
 
     enabled: bool = False
     classes: dict[str, ClassShare] = {}
+    slots: Annotated[int, Meta(ge=0)] = 0
+    slot_hold: Share = 0.3
+    slot_full: Share = 0.6
+    offered_s: Positive = 20.0
+    backlog_s: Positive = 30.0
     gain: NonNegative = 0.2
     gain_sum: NonNegative = 0.02
     step_max: Share = 0.03

@@ -1,23 +1,22 @@
 """Accounts: goodput and attainment of a run, kept by the same code that keeps them for a live fleet."""
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 from tokenfleet.core.accounts import GoodputPartial
 from tokenfleet.core.goodput.partition import PartitionGoodput
-from tokenfleet.core.goodput.table import GoodputSums, GoodputTable
+from tokenfleet.core.goodput.table import GoodputSums, GoodputTable, Label
 from tokenfleet.core.policy import REQUIRED_CLASSES, Policy
 from tokenfleet.core.records import OutcomeEnvelope, OutcomeEvent
 from tokenfleet.sim.mixed.service_levels import WINDOW_S
-from tokenfleet.sim.served import POOL, Served
-from tokenfleet.sim.telemetry import MODEL, SITE
+from tokenfleet.sim.served import Served
+from tokenfleet.sim.telemetry import SITE
 
 LOG = "outcomes"
 GATEWAY = "gateways"
 
 
 class Accounts:
-    """The sums of one run by class and window of WINDOW_S; `windows` are as many as something happened in."""
+    """The sums of one run by class or pool and window of WINDOW_S; `windows` are as many as something happened in."""
 
     def __init__(self, served: Sequence[Served], policy: Policy) -> None:
         events = sorted(_ends(served), key=lambda event: event.at_wall_s)
@@ -29,7 +28,11 @@ class Accounts:
 
     def by_class(self, *, until_s: float | None = None) -> dict[str, GoodputSums]:
         """Each class and `all` over [0, until_s), whole windows; None: the whole run."""
-        return self._sums(0, self.windows if until_s is None else round(until_s / WINDOW_S))
+        return self._sums("request_class", REQUIRED_CLASSES, 0, self._until(until_s))
+
+    def by_pool(self, pools: Sequence[str], *, until_s: float | None = None) -> dict[str, GoodputSums]:
+        """The same of each of the pools and `all`."""
+        return self._sums("pool", pools, 0, self._until(until_s))
 
     def by_tenant(self, *, until_s: float | None = None) -> dict[str, GoodputSums]:
         """Each tenant over [0, until_s), whole windows; None: the whole run."""
@@ -38,14 +41,17 @@ class Accounts:
 
     def window(self, number: int) -> dict[str, GoodputSums]:
         """The same over [number, number + 1) · WINDOW_S."""
-        return self._sums(number, 1)
+        return self._sums("request_class", REQUIRED_CLASSES, number, 1)
 
-    def _sums(self, first: int, windows: int) -> dict[str, GoodputSums]:
+    def _until(self, until_s: float | None) -> int:
+        return self.windows if until_s is None else round(until_s / WINDOW_S)
+
+    def _sums(self, label: Label, names: Sequence[str], first: int, windows: int) -> dict[str, GoodputSums]:
         start_s = first * WINDOW_S
         nothing = GoodputSums(seconds=windows * WINDOW_S)
         every = self._table.total(WINDOW_S, start_s, windows=windows)
-        found = self._table.by("request_class", WINDOW_S, start_s, windows=windows)
-        return {"all": every} | {name: found.get(name, nothing) for name in REQUIRED_CLASSES}
+        found = self._table.by(label, WINDOW_S, start_s, windows=windows)
+        return {"all": every} | {name: found.get(name, nothing) for name in names}
 
 
 def _partials(events: Sequence[OutcomeEvent], policy: Policy) -> Iterable[GoodputPartial]:
@@ -65,23 +71,6 @@ def _ends(served: Sequence[Served]) -> Iterable[OutcomeEvent]:
         if each.finished_s is not None:
             yield each.outcome("finished", each.finished_s, instance=f"i{each.instance}", gateway=GATEWAY)
         elif each.refused_s is not None:
-            yield _without_tokens(each, "rejected", each.refused_s)
+            yield each.without_tokens("rejected", each.refused_s)
         else:
-            yield _without_tokens(each, "timed_out", last_s)
-
-
-def _without_tokens(served: Served, kind: Literal["rejected", "timed_out"], at_s: float) -> OutcomeEvent:
-    return OutcomeEvent(
-        request=served.id,
-        attempt=0,
-        kind=kind,
-        decision=served.decision,
-        tenant=served.tenant,
-        request_class=served.request_class,
-        model=MODEL,
-        origin=SITE,
-        instance="" if served.instance < 0 else f"i{served.instance}",
-        pool=POOL,
-        at_wall_s=at_s,
-        elapsed_s=at_s - served.row.at_s,
-    )
+            yield each.without_tokens("timed_out", last_s)

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
 
 Load = Annotated[float | None, typer.Option(help="1 is what the fleet can just serve. {0.9}")]
 Chat = Annotated[str | None, typer.Option(help="Chat stream: azure-conv, azure-code or conversation. {azure-conv}")]
+DemandName = Annotated[
+    str | None,
+    typer.Option("--demand", help="How the chat stream moves: waves, step, ramp, square, steady. {as recorded}"),
+]
 PriorFactor = Annotated[float | None, typer.Option(help="Routers start from the true coefficients × this. {1}")]
 OutcomeDelay = Annotated[
     float | None, typer.Option(help="Seconds until a gateway hears of its requests' first and last tokens. {0}")
@@ -26,6 +30,7 @@ def run_mixed(
         typer.Option(help="slomax, or one to compare with: least_requests, priority, pools, at_once, gated. {slomax}"),
     ] = None,
     chat: Chat = None,
+    demand: DemandName = None,
     gateways: Gateways = None,
     event_delay: EventDelay = None,
     outcome_delay: OutcomeDelay = None,
@@ -54,6 +59,7 @@ def run_mixed(
         load=load,
         design=design,
         chat=chat,
+        demand=demand,
         gateways=gateways,
         event_delay_s=event_delay,
         outcome_delay_s=outcome_delay,

@@ -6,6 +6,7 @@ from math import isfinite
 from msgspec import Struct
 
 from tokenfleet.core.policy import REQUIRED_CLASSES
+from tokenfleet.sim.control import Control
 from tokenfleet.sim.measure import Quantiles, RequestFigures, figures_of, late_s, quantiles
 from tokenfleet.sim.mixed.workload import BULK_PERIOD_S, BULK_STARTS_S
 from tokenfleet.sim.served import Served
@@ -37,7 +38,8 @@ class Result(Struct, frozen=True, kw_only=True):
     service level; None where there is none. `waste_tokens` were generated outside it. The cost is that of all instances
     over the window, idle or not. In percentiles a request that never got there is infinitely late. `bulk_end_s` is the
     time from each bulk's beginning to the end of its last batch job, None where one never ended. `rho` is the offered
-    prefill work without caches, a second and instance.
+    prefill work without caches, a second and instance. `allowance` tells how the number was moved by which SLOMax
+    trades long against chat, None where nothing does.
     """
 
     seed: int
@@ -67,6 +69,8 @@ class Result(Struct, frozen=True, kw_only=True):
     bulk_end_s: tuple[float | None, ...]
     hit_ratio: float
     requests_per_cpu_s: float
+    demand: str = ""
+    allowance: Control | None = None
 
 
 def by_class(served: Sequence[Served]) -> dict[str, list[Served]]:

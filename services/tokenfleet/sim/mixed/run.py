@@ -9,10 +9,13 @@ from msgspec.structs import replace
 from tokenfleet.core.errors import PolicyError
 from tokenfleet.core.goodput.cost import HOUR_S, cost_per_million
 from tokenfleet.core.policy import Policy
+from tokenfleet.sim.control import Control
+from tokenfleet.sim.demand import demand_named
 from tokenfleet.sim.fleet import Fleet, FleetTerms
 from tokenfleet.sim.links import Links
 from tokenfleet.sim.measure import prefill_s
 from tokenfleet.sim.mixed.accounts import Accounts
+from tokenfleet.sim.mixed.allowances import Allowances, control_of_allowance
 from tokenfleet.sim.mixed.designs import design_named
 from tokenfleet.sim.mixed.measure import Result, Throughput, bulk_ends_s, by_class, counts, percentiles
 from tokenfleet.sim.mixed.service_levels import BATCH_DEADLINE_S, mixed_policy
@@ -28,7 +31,8 @@ TOKEN_BUDGET = 2_048  # of an engine's step: a full one takes about as long as c
 
 class MixedOptions(Struct, frozen=True, kw_only=True):
     """One run. `load` 1 is what the fleet can just serve; it is that of all `tenants`, of whom the first then sends
-    `flood` times its chat. `policy` None: the usual service levels.
+    `flood` times its chat. `demand` moves the chat stream, "" leaves it as it was recorded. `policy` None: the usual
+    service levels.
 
     `make_router` is taken instead of the design's own and keeps its name. `prior_factor` and `learning` are what a
     router starts from and whether outcomes teach it (router.Setup). `event_delay_s` is that of placements,
@@ -41,6 +45,7 @@ class MixedOptions(Struct, frozen=True, kw_only=True):
     chat: str = "azure-conv"
     tenants: int = 1
     flood: float = 1.0
+    demand: str = ""
     seed: int = 1
     gateways: int = 1
     event_delay_s: float = 0.02
@@ -81,6 +86,8 @@ def run_mixed(
     policy = options.policy or mixed_policy(
         profile, prior_factor=options.prior_factor, learning=options.learning, tenants=names
     )
+    demand = demand_named(options.demand, seed=options.seed) if options.demand else None
+    allowances = Allowances()
     rows = workload(
         load=options.load,
         instances=options.instances,
@@ -89,6 +96,7 @@ def run_mixed(
         tenants=options.tenants,
         flood=options.flood,
         batch_deadline_s=policy.classes["batch"].deadline_s or BATCH_DEADLINE_S,
+        demand=demand,
     )
     try:
         check_fits(rows, profile)
@@ -97,14 +105,16 @@ def run_mixed(
     began_s = cpu_s()
     fleet = Fleet(
         _terms(options, profile, policy),
-        make_router,
+        allowances.watching(make_router),
         seed=options.seed,
         lessons_policy=policy if options.learning else None,
+        overseer=allowances,
     )
     served = fleet.serve(rows, progress=progress)
     spent_s = cpu_s() - began_s
     accounts = Accounts(served, policy)
-    result = _result(options, served, accounts, profile, policy, spent_s=spent_s)
+    control = control_of_allowance(allowances.series, demand, until_s=LEN_S) if allowances.series else None
+    result = _result(options, served, accounts, profile, policy, control, spent_s=spent_s)
     return MixedRun(result=result, profile=profile, accounts=accounts, served=served)
 
 
@@ -157,6 +167,7 @@ def _result(
     accounts: Accounts,
     profile: Profile,
     policy: Policy,
+    control: Control | None,
     *,
     spent_s: float,
 ) -> Result:
@@ -196,4 +207,6 @@ def _result(
         bulk_end_s=bulk_ends_s(its["batch"]),
         hit_ratio=sum(each.cached_tokens for each in served) / prompt_tokens if prompt_tokens else 0.0,
         requests_per_cpu_s=len(served) / max(spent_s, 1e-9),
+        demand=options.demand,
+        allowance=control,
     )

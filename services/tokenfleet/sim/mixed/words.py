@@ -5,6 +5,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from tokenfleet.sim.control import Control
 from tokenfleet.sim.measure import Quantiles
 from tokenfleet.sim.mixed.measure import CLASSES, Result
 
@@ -24,8 +25,8 @@ def result_words(result: Result) -> Group:
             f"{result.requests[name].offered:,}",
             "-" if attained is None else f"{attained:.2%}",
             f"{result.goodput_tokens_per_s[name]:,.0f}",
-            *_three(result.ttft_s[name], scale=1.0, digits=2),
-            *_three(result.tpot_s[name], scale=1e3, digits=0),
+            *three(result.ttft_s[name], scale=1.0, digits=2),
+            *three(result.tpot_s[name], scale=1e3, digits=0),
         )
     return Group(Text(_title(result)), table, *(Text(line) for line in _notes(result)))
 
@@ -48,8 +49,19 @@ def _notes(result: Result) -> list[str]:
         f"cost {'-' if cost is None else f'{cost:.3f}'} per million goodput tokens; bulks of batch took {bulks} s",
         f"ρ {result.rho:.2f}, hits {result.hit_ratio:.1%}; {result.requests_per_cpu_s:,.0f} requests simulated a "
         "second of the processor",
+        *([control_words(result.allowance, minutes=result.window_s / 60.0)] if result.allowance else []),
     ]
 
 
-def _three(of: Quantiles, *, scale: float, digits: int) -> list[str]:
+def control_words(control: Control, *, minutes: float) -> str:
+    """How often it turned round and how soon it settled, in a line."""
+    settled = ", ".join("never" if settled_s is None else f"{settled_s:.0f} s" for settled_s in control.settled_s)
+    return (
+        f"{control.what}: {control.changes} changes, {control.reversals / minutes:.2f} reversals a minute, at most "
+        f"{control.worst_minute} in one" + (f"; settled after {settled}" if settled else "")
+    )
+
+
+def three(of: Quantiles, *, scale: float, digits: int) -> list[str]:
+    """p50, p95 and p99 as texts."""
     return ["never" if value is None else f"{value * scale:.{digits}f}" for value in (of.p50, of.p95, of.p99)]

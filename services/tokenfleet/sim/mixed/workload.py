@@ -1,12 +1,13 @@
 """Workload: chat, long-context and batch requests of one cluster, as dense as its load and size ask for."""
 
 import math
-from functools import cache
+from functools import cache, partial
 from random import Random
 
 from msgspec.structs import replace
 
 from tokenfleet.core.errors import PolicyError, listed
+from tokenfleet.sim.demand import Demand, timed
 from tokenfleet.sim.traces.lengths import summarisation_lengths
 from tokenfleet.sim.traces.lines import TOKENS_MAX
 from tokenfleet.sim.traces.read import read_trace
@@ -40,19 +41,24 @@ def workload(
     batch_deadline_s: float,
     tenants: int = 1,
     flood: float = 1.0,
+    demand: Demand | None = None,
 ) -> list[TraceRow]:
     """The requests of [0, LEN_S) by arrival; load 1 is what the fleet can just serve.
 
     The seed moves long and batch; the chat stream has its own timestamps, sped up to a mean rate over the whole of it,
     and ends when it is used up. Every stream brings as many prompt tokens a second as the usual one. Requests fall to
     so many `tenants` by chance, of whom the first sends `flood` times its chat.
+    With a `demand` chat comes as dense as that asks of its first stream, half being the load.
     Raises PolicyError for an unknown chat stream.
     """
     if chat not in CHATS:
         raise PolicyError(f"--chat {chat!r}: there is {listed(CHATS)}")
     scale = load * instances / INSTANCES_OF_LOAD_1
+    chats = _chat(_chat_stream(chat), _chat_per_s(chat) * scale, Random(f"{seed}/chat"))
+    if demand is not None:
+        chats = timed(chats, partial(_level, demand), len_s=LEN_S)
     rows = [
-        *_chat(_chat_stream(chat), _chat_per_s(chat) * scale, Random(f"{seed}/chat")),
+        *chats,
         *_long(LONG_PER_S * scale, Random(f"{seed}/long")),
         *_batch(round(BULK_JOBS * scale), batch_deadline_s, Random(f"{seed}/batch")),
     ]
@@ -82,6 +88,10 @@ def _shared_out(rows: list[TraceRow], tenants: int, rng: Random) -> list[TraceRo
 
 def _flood(chat: str, per_s: float, seed: int) -> list[TraceRow]:
     return _chat(_chat_stream(chat), per_s, Random(f"{seed}/flood")) if per_s > 0.0 else []
+
+
+def _level(demand: Demand, at_s: float) -> float:
+    return 2.0 * demand.share(at_s)
 
 
 def _chat_stream(chat: str) -> Trace:

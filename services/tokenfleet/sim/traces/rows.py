@@ -7,9 +7,9 @@ class TraceRow(Struct, frozen=True, kw_only=True):
     """One request: arrival since the trace's start, lengths, ids of its blocks (equal id, equal prefix).
 
     `hash_ids` are u64, one for each block of `block_tokens` from the first on; the last one may be partly filled.
-    `session` names the conversation; it, `tenant` and `request_class` are empty when the trace doesn't tell. Offline
-    work has to end within `deadline_s` of its arrival, None is interactive. `line` is the row's place in its file, from
-    1.
+    `session` names the conversation; it, `tenant`, `request_class` and `model` are empty when the trace doesn't tell.
+    Offline work has to end within `deadline_s` of its arrival, None is interactive. `line` is the row's place in its
+    file, from 1.
     """
 
     at_s: float
@@ -20,6 +20,7 @@ class TraceRow(Struct, frozen=True, kw_only=True):
     session: str = ""
     tenant: str = ""
     request_class: str = ""
+    model: str = ""
     deadline_s: float | None = None
     line: int = 0
 
