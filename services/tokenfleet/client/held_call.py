@@ -10,13 +10,14 @@ import grpc
 import grpc.aio
 
 from tokenfleet.client.route_error import RouteError, error_of
+from tokenfleet.client.token import Shown
 from tokenfleet.wire.v1 import decision_pb2, scheduler_pb2
 
 PAUSES_S: Final = (0.05, 0.1, 0.2)  # between tries
 
 
 async def schedule_held(
-    stub: Any, message: scheduler_pb2.ScheduleRequest, *, patience_s: float
+    stub: Any, message: scheduler_pb2.ScheduleRequest, *, patience_s: float, shown: Shown = None
 ) -> list[decision_pb2.Decision]:
     """The decision on `message`; after a `queue` decision if it was held.
 
@@ -27,18 +28,18 @@ async def schedule_held(
     """
     for pause_s in PAUSES_S:
         try:
-            return await _schedule(stub, message, patience_s)
+            return await _schedule(stub, message, patience_s, shown)
         except RouteError as error:
             if error.code() is not grpc.StatusCode.UNAVAILABLE or not error.reason:
                 raise
         await asyncio.sleep(pause_s)
-    return await _schedule(stub, message, patience_s)
+    return await _schedule(stub, message, patience_s, shown)
 
 
 async def _schedule(
-    stub: Any, message: scheduler_pb2.ScheduleRequest, patience_s: float
+    stub: Any, message: scheduler_pb2.ScheduleRequest, patience_s: float, shown: Shown
 ) -> list[decision_pb2.Decision]:
-    call = stub.ScheduleStream()
+    call = stub.ScheduleStream(metadata=shown)
     try:
         async with asyncio.timeout(patience_s):
             await call.write(message)
