@@ -138,6 +138,10 @@ async def code_of(channel: grpc.aio.Channel, name: str, tenant: str, token: str)
     try:
         told = await answers(channel, name, question(METHODS[name], tenant), shown(token) if token else None)
     except grpc.aio.AioRpcError as error:
+        if "execute_batch" in (
+            error.debug_error_string() or ""
+        ):  # it was refused before gRPC had written: who knows why
+            return await code_of(channel, name, tenant, token)
         _ = details_of(error)["ErrorInfo"]  # whatever is refused says why
         return error.code()
     codes = {code: status for status in grpc.StatusCode for code in status.value[:1]}
