@@ -108,3 +108,11 @@ def test_every_command_is_told_whole_on_a_narrow_terminal(
     _, _, commands = done.stdout.partition("Commands:")
     assert len(commands.splitlines()) > 1
     assert "..." not in commands
+
+
+def test_a_credential_that_no_file_would_take_is_not_made() -> None:
+    assert (
+        complaint("credentials", "new", "a", "--role", "king") == "--role: 'king' is none of gateway, operator, auditor"
+    )
+    assert complaint("credentials", "new", "a.b", "--role", "gateway").startswith("NAME: 'a.b' is not of letters")
+    assert complaint("credentials", "new", "a", "--role", "gateway", "--tenant", "").startswith("--tenant: is empty")

@@ -9,6 +9,7 @@ site it names, with hop = 1; stream from the engine that was chosen; report star
 
 import argparse
 import json
+import os
 import sys
 import time
 import uuid
@@ -39,6 +40,8 @@ class Gateway:
     def __init__(self, targets: str, service_config: str) -> None:
         self.targets = targets
         self.clock = f"example-{uuid.uuid4().hex[:8]}"  # times of one clock may be subtracted by whoever reads them
+        token = os.environ.get("TOKENFLEET_TOKEN", "")
+        self._shown = (("authorization", f"Bearer {token}"),) if token else None
         self._service_config = service_config
         self._channels: dict[str, grpc.Channel] = {}
 
@@ -77,7 +80,8 @@ class Gateway:
 
     def ask(self, targets: str, request: decision_pb2.Request) -> decision_pb2.Decision:
         stub = scheduler_pb2_grpc.SchedulerStub(self.channel(targets))
-        decision = stub.Schedule(scheduler_pb2.ScheduleRequest(request=request), timeout=ASK_TIMEOUT_S).decision
+        message = scheduler_pb2.ScheduleRequest(request=request)
+        decision = stub.Schedule(message, timeout=ASK_TIMEOUT_S, metadata=self._shown).decision
         verdict = decision_pb2.Verdict.Name(decision.verdict).removeprefix("VERDICT_").lower()
         print(f"  {verdict:8} {decision.sentence}")
         if decision.admission.HasField("retry_after_s"):
@@ -121,7 +125,8 @@ class Gateway:
         stub = outcomes_pb2_grpc.OutcomesStub(self.channel(targets))
         for last in [*[False] * (REPORT_TRIES_MAX - 1), True]:
             try:
-                taken = stub.Report(iter([outcomes_pb2.ReportRequest(events=[event])]), timeout=5.0)
+                events = iter([outcomes_pb2.ReportRequest(events=[event])])
+                taken = stub.Report(events, timeout=5.0, metadata=self._shown)
             except grpc.RpcError as error:
                 if last or error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                     raise

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from tokenfleet.client.ask_commands import Gateway, Json, route, schedule, targets_of, whatif
+from tokenfleet.client.credential_commands import credentials_app
 from tokenfleet.client.export_command import export
 from tokenfleet.client.policy_commands import policy_app
 from tokenfleet.client.replay_command import replay
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 app.add_typer(topics_app, name="topics")
 app.add_typer(policy_app, name="policy")
+app.add_typer(credentials_app, name="credentials")
 app.add_typer(sim_app, name="sim")
 for command in (schedule, route, whatif, replay, bench):
     app.command()(command)
@@ -104,9 +106,9 @@ def _process(name: str, words: str) -> None:
 
 
 _process("agent", "Run the agent: engines' metrics and KV events to Kafka.")
-_process("capacity", "Run the capacity processor: telemetry to tables and summaries.")
+_process("capacity", "Run the capacity processor: telemetry to tables.")
 _process("decide", "Run a decision replica of one site: the gRPC services.")
-_process("goodput", "Run the goodput processor: outcomes to goodput and calibration.")
+_process("goodput", "Run the goodput processor: what outcomes add up to.")
 _process("audit", "Run the audit writer and its service, on PostgreSQL.")
 
 
@@ -129,7 +131,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Again every second until Ctrl-C.")] = False,
     state_dir: State = STATE,
 ) -> None:
-    """Show sites, pools and instances as a decision replica sees them."""
+    """Show sites, pools and instances as a replica sees them."""
     from rich.console import Console
     from rich.live import Live
 
@@ -209,7 +211,7 @@ def explain(
     as_json: Json = False,
     state_dir: State = STATE,
 ) -> None:
-    """Explain what was decided on a request, why, and what came of it."""
+    """Explain what was decided on a request and what came of it."""
     from rich.console import Console
 
     from tokenfleet.client import calls

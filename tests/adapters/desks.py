@@ -14,8 +14,9 @@ from google.rpc import error_details_pb2, status_pb2
 from tests.core.fleets import Town
 from tokenfleet.adapters.clock import monotonic_s
 from tokenfleet.adapters.codec import decode, encode
+from tokenfleet.adapters.credentials import Credentials
 from tokenfleet.adapters.desk import Desk
-from tokenfleet.adapters.grpc_server import STATUS_DETAILS_KEY, GrpcServer
+from tokenfleet.adapters.grpc_server import STATUS_DETAILS_KEY, GrpcServer, Register
 from tokenfleet.adapters.services import SERVICE_NAMES, registers
 from tokenfleet.adapters.topics import Topic
 from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2
@@ -60,13 +61,21 @@ class Office:
         )
 
     @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncGenerator[tuple[GrpcServer, grpc.aio.Channel]]:
-        """The real server and a channel to it, with whoever releases what is held."""
+    async def serving(
+        self, credentials: Credentials | None = None, *, further: tuple[Register, ...] = ()
+    ) -> AsyncGenerator[tuple[GrpcServer, grpc.aio.Channel]]:
+        """The real server, with `further` services, and a channel to it, with whoever releases what is held."""
         self.releasing = asyncio.create_task(self.desk.holding.run())
         await asyncio.sleep(0)
         try:
             async with (
-                GrpcServer("127.0.0.1:0", registers=registers(self.desk), names=SERVICE_NAMES, reflect=False) as server,
+                GrpcServer(
+                    "127.0.0.1:0",
+                    registers=(*registers(self.desk), *further),
+                    names=SERVICE_NAMES,
+                    reflect=False,
+                    credentials=credentials,
+                ) as server,
                 grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,
             ):
                 yield server, channel

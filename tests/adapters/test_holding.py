@@ -50,7 +50,9 @@ class Held:
     def first_token(self, decision: decision_pb2.Decision | None = None) -> None:
         told = decision or self.running
         first = outcomes_pb2.OUTCOME_KIND_FIRST_TOKEN
-        self.office.desk.report(event(told.request, decision=told.id, instance=told.target, kind=first))
+        self.office.desk.report(
+            event(told.request, tenant=told.tenant, decision=told.id, instance=told.target, kind=first)
+        )
 
     async def until(self, count: int) -> None:
         """So many requests are held."""

@@ -1,4 +1,7 @@
-"""The least that a class gets: a saturated class above it starves none."""
+"""The least that a class gets: a saturated class above it starves none.
+
+As GIE #1861, where the default policy between flows could starve those of low priority.
+"""
 
 import heapq
 

@@ -182,7 +182,7 @@ def test_a_settled_request_that_opens_again_leaves_its_arm_as_it_was() -> None:
     arms = Arms(base=1, canary=2, since_s=T0)
     settled = Settled(2, T0, "chat", "finished", "met", 0.5)
     for word in (settled, settled, None, None):
-        arms.hear("r", word)
+        arms.hear(("acme", "r"), word)
     assert arms.of[2].requests == 0
     assert not any(arms.of[2].ttft.values())
     assert POLICY.revision == 1

@@ -13,7 +13,8 @@ from msgspec import Struct
 
 from tokenfleet.adapters.audit_store import AuditStore
 from tokenfleet.adapters.grpc_server import Register
-from tokenfleet.adapters.messages import to_wire
+from tokenfleet.adapters.identity import caller
+from tokenfleet.adapters.messages import tenant_from_wire, to_wire
 from tokenfleet.adapters.postgres import PostgresAwayError
 from tokenfleet.adapters.safe_text import WALL_MAX_S, from_json
 from tokenfleet.core.decision import Decision
@@ -33,7 +34,10 @@ log = logging.getLogger(__name__)
 
 
 class AuditService(audit_pb2_grpc.AuditServicer):
-    """Answers from the store; UNAVAILABLE while PostgreSQL is."""
+    """Answers from the store; UNAVAILABLE while PostgreSQL is.
+
+    Who may speak for some tenants alone names one of them to Find and Goodput, and is told by Explain what is theirs.
+    """
 
     def __init__(self, store: AuditStore) -> None:
         self._store = store
@@ -44,9 +48,10 @@ class AuditService(audit_pb2_grpc.AuditServicer):
             raise BadRequestError("limit", f"{request.limit} is more than {FIND_LIMIT_MAX}")
         verdict = decision_pb2.Verdict.Name(request.verdict).removeprefix("VERDICT_").lower() if request.verdict else ""
         since_s, until_s = _bounds(request)
+        tenant = _tenant(request.tenant)
         try:
             bodies = await self._store.decisions_like(
-                filters=(request.tenant, request.model, request.site, request.target, verdict),
+                filters=(tenant, request.model, request.site, request.target, verdict),
                 since_s=since_s,
                 until_s=until_s,
                 limit=request.limit or FIND_LIMIT,
@@ -63,23 +68,25 @@ class AuditService(audit_pb2_grpc.AuditServicer):
             decisions, outcomes = await self._store.told_of(request.request_id)
         except PostgresAwayError as error:
             raise _away() from error
-        if not decisions and not outcomes:
-            raise NotFoundError(f"no decision and no outcome is known of request {request.request_id[:80]!r}")
-        return audit_pb2.ExplainResponse(
-            decisions=_messages(decisions, Decision, decision_pb2.Decision),
-            outcomes=_messages(outcomes, OutcomeEvent, outcomes_pb2.OutcomeEvent),
+        found = audit_pb2.ExplainResponse(
+            decisions=_theirs(_messages(decisions, Decision, decision_pb2.Decision)),
+            outcomes=_theirs(_messages(outcomes, OutcomeEvent, outcomes_pb2.OutcomeEvent)),
         )
+        if not found.decisions and not found.outcomes:
+            raise NotFoundError(f"no decision and no outcome is known of request {request.request_id[:80]!r}")
+        return found
 
     async def Goodput(self, request: audit_pb2.GoodputRequest, context: Context) -> audit_pb2.GoodputResponse:
         del context
         if not 0.0 < request.window_s <= WINDOW_MAX_S:
             raise BadRequestError("window_s", f"{request.window_s:g} is the width of no window")
         since_s, until_s = _bounds(request)
+        tenant = _tenant(request.tenant)
         try:
             windows = await self._store.goodput_windows(
                 width_s=request.window_s,
                 request_class=request.request_class,
-                tenant=request.tenant,
+                tenant=tenant,
                 since_s=since_s,
                 until_s=until_s,
             )
@@ -92,6 +99,16 @@ def register(service: AuditService) -> Register:
     """Adds the service to a server."""
     generated: Any = audit_pb2_grpc  # without types
     return partial(generated.add_AuditServicer_to_server, service)
+
+
+def _tenant(named: str) -> str:
+    """The tenant whose rows are asked for; empty, for all, where the caller may speak for all."""
+    return tenant_from_wire(named, caller()) if named or caller().tenants is not None else ""
+
+
+def _theirs(messages: list[T]) -> list[T]:
+    """What may be told to the caller; of the rest not even that it is there."""
+    return [each for each in messages if caller().speaks_for(cast(Any, each).tenant)]
 
 
 def _bounds(request: audit_pb2.FindRequest | audit_pb2.GoodputRequest) -> tuple[float | None, float | None]:

@@ -12,12 +12,13 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from tokenfleet.adapters.clock import monotonic_s, wall_s
 from tokenfleet.adapters.holding import Holding
+from tokenfleet.adapters.identity import caller
 from tokenfleet.adapters.messages import outcome_from_wire, request_from_wire
 from tokenfleet.adapters.pool_shard import BookState
 from tokenfleet.adapters.topics import DECISIONS, OUTCOMES, PLACEMENTS, Topic, partition_of
 from tokenfleet.core.asked import Decided, Ids, Steps
 from tokenfleet.core.decision import Decision, Request
-from tokenfleet.core.errors import NotKeptError, TableNotReadyError
+from tokenfleet.core.errors import BadRequestError, NotKeptError, TableNotReadyError
 from tokenfleet.core.records import (
     DecisionEnvelope,
     OutcomeEnvelope,
@@ -107,7 +108,7 @@ class Desk:
     def what_if(self, message: decision_pb2.Request, changes: Changes) -> WhatIf:
         """What would be chosen now, and under `changes`. Leaves no trace."""
         self._refuse_unready()
-        request = request_from_wire(message, site=self.site.name, dry_run=True)
+        request = request_from_wire(message, site=self.site.name, dry_run=True, caller=caller())
         return what_if(self.site, request, changes, now_s=monotonic_s())
 
     def report(self, message: outcomes_pb2.OutcomeEvent) -> None:
@@ -116,8 +117,9 @@ class Desk:
         Raises BadRequestError, TableNotReadyError, NotKeptError: another replica, or this one in a second, can take it.
         """
         self._refuse_unready()
-        reported = outcome_from_wire(message, site=self.site.name, received_wall_s=wall_s())
+        reported = outcome_from_wire(message, site=self.site.name, received_wall_s=wall_s(), caller=caller())
         now_s = monotonic_s()
+        self._refuse_anothers(reported, now_s)
         event, change = self.site.settled(reported, now_s=now_s)
         if change is not None:
             self._place(change, now_s=now_s)
@@ -130,7 +132,7 @@ class Desk:
 
     def _decided(self, message: decision_pb2.Request, steps: Steps, *, dry_run: bool, left_s: float | None) -> Decision:
         self._refuse_unready()
-        request = request_from_wire(message, site=self.site.name, dry_run=dry_run)
+        request = request_from_wire(message, site=self.site.name, dry_run=dry_run, caller=caller())
         began_s = monotonic_s()
         if not dry_run:
             if (before := self.site.repeats.answered(request, steps, now_s=began_s)) is not None:
@@ -164,6 +166,15 @@ class Desk:
     def _refuse_unready(self) -> None:
         if not self._ready():
             raise TableNotReadyError("the tables are still being read; ask again in a second")
+
+    def _refuse_anothers(self, event: OutcomeEvent, now_s: float) -> None:
+        """Raises BadRequestError for an event of one tenant on what runs here as another's."""
+        placed = self.site.ledger.entry(event.decision, now_s)
+        if placed is not None and placed.tenant != event.tenant:
+            raise BadRequestError("decision", "it placed another tenant's request")
+        owners = self.site.ledger.tenants_of(event.request, event.attempt)
+        if placed is None and owners and event.tenant not in owners:
+            raise BadRequestError("request", "it runs as another tenant's")
 
     def _name(self, number: int) -> str:
         return f"{self.site.name}-{self.site.replica}-{self._start}-{number}"

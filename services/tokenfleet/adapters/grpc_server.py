@@ -21,15 +21,20 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from tokenfleet.adapters.credentials import Credentials
+from tokenfleet.adapters.identity import Identified
 from tokenfleet.core.errors import (
     BadRecordError,
     BadRequestError,
+    ForeignTenantError,
+    NotAllowedError,
     NotFoundError,
     NotKeptError,
     PolicyError,
     SetupError,
     TableNotReadyError,
     TokenFleetError,
+    UnauthenticatedError,
     UnknownModelError,
     UnknownSiteError,
     UnknownTenantError,
@@ -48,6 +53,9 @@ STATUS_OF: Final[dict[type[TokenFleetError], int]] = {
     UnknownTenantError: code_pb2.NOT_FOUND,
     UnknownSiteError: code_pb2.NOT_FOUND,
     NotFoundError: code_pb2.NOT_FOUND,
+    ForeignTenantError: code_pb2.PERMISSION_DENIED,
+    UnauthenticatedError: code_pb2.UNAUTHENTICATED,
+    NotAllowedError: code_pb2.PERMISSION_DENIED,
     TableNotReadyError: code_pb2.UNAVAILABLE,
     NotKeptError: code_pb2.UNAVAILABLE,
     PolicyError: code_pb2.FAILED_PRECONDITION,
@@ -73,21 +81,31 @@ class GrpcServer:
     """A server on `listen` (HOST:PORT) for the services that `registers` add; NOT_SERVING until `serving(True)`.
 
     `names` are the full names of the services, for health and reflection. `port` is the bound port after entering.
-    Raises SetupError when the port can't be bound.
+    Without `credentials` whoever reaches it may ask everything. Raises SetupError when the port can't be bound.
     """
 
-    def __init__(self, listen: str, *, registers: Iterable[Register], names: tuple[str, ...], reflect: bool) -> None:
+    def __init__(
+        self,
+        listen: str,
+        *,
+        registers: Iterable[Register],
+        names: tuple[str, ...],
+        reflect: bool,
+        credentials: Credentials | None = None,
+    ) -> None:
         self.listen = listen
         self.port = 0
         self._registers = tuple(registers)
         self._names = names
         self._reflect = reflect
+        self._credentials = credentials
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
 
     async def __aenter__(self) -> "GrpcServer":
         probe_port(self.listen)
-        server = grpc.aio.server(interceptors=(ErrorsAsStatuses(),), options=OPTIONS)
+        identified = () if self._credentials is None else (Identified(self._credentials),)
+        server = grpc.aio.server(interceptors=(ErrorsAsStatuses(), *identified), options=OPTIONS)
         for register in self._registers:
             register(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -102,6 +120,8 @@ class GrpcServer:
         await self.serving(False)
         await server.start()
         self._server = server
+        if self._credentials is None:
+            log.warning("TOKENFLEET_CREDENTIALS is not set: who reaches %s may ask all, for any tenant", self.listen)
         return self
 
     async def serving(self, ready: bool) -> None:

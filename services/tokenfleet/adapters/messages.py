@@ -16,6 +16,7 @@ from msgspec.structs import asdict
 
 from tokenfleet.core.decision import Decision, Request
 from tokenfleet.core.errors import BadRequestError
+from tokenfleet.core.identity import ANYONE, Caller
 from tokenfleet.core.records import OutcomeEvent, OutcomeKind
 from tokenfleet.core.site import pool_name
 from tokenfleet.core.tokenpilot.whatif import Added, Changes
@@ -41,8 +42,11 @@ REPORTED_KINDS: Final[dict[int, OutcomeKind]] = {
 }
 
 
-def request_from_wire(message: decision_pb2.Request, *, site: str, dry_run: bool = False) -> Request:
-    """The request that `message` asks about; `site` is the site asked, its origin when the message names none.
+def request_from_wire(
+    message: decision_pb2.Request, *, site: str, dry_run: bool = False, caller: Caller = ANYONE
+) -> Request:
+    """The request that `message` asks about; `site` is the site asked, its origin when the message names none, and
+    `caller` says whose it may be.
 
     Raises BadRequestError for a field that can't be used. A `max_tokens` beyond TOKENS_MAX is read as TOKENS_MAX.
     """
@@ -52,7 +56,7 @@ def request_from_wire(message: decision_pb2.Request, *, site: str, dry_run: bool
         id=_name("id", message.id),
         attempt=_at_most("attempt", message.attempt, ATTEMPT_MAX),
         model=_name("model", message.model),
-        tenant=_name("tenant", message.tenant),
+        tenant=tenant_from_wire(message.tenant, caller),
         origin=_text("origin", message.origin) or site,
         prompt_tokens=prompt_tokens,
         max_tokens=_budget(message.max_tokens) if message.HasField("max_tokens") else 0,
@@ -78,7 +82,9 @@ def request_from_wire(message: decision_pb2.Request, *, site: str, dry_run: bool
     )
 
 
-def outcome_from_wire(message: outcomes_pb2.OutcomeEvent, *, site: str, received_wall_s: float) -> OutcomeEvent:
+def outcome_from_wire(
+    message: outcomes_pb2.OutcomeEvent, *, site: str, received_wall_s: float, caller: Caller = ANYONE
+) -> OutcomeEvent:
     """The event that `message` reports. Raises BadRequestError for a field that can't be used."""
     if (kind := REPORTED_KINDS.get(message.kind)) is None:
         raise BadRequestError("kind", f"not one of {', '.join(REPORTED_KINDS.values())}")
@@ -90,7 +96,7 @@ def outcome_from_wire(message: outcomes_pb2.OutcomeEvent, *, site: str, received
         attempt=_at_most("attempt", message.attempt, ATTEMPT_MAX),
         kind=kind,
         decision=_text("decision", message.decision),
-        tenant=_name("tenant", message.tenant),
+        tenant=tenant_from_wire(message.tenant, caller),
         request_class=_name("request_class", message.request_class),
         model=model,
         origin=_text("origin", message.origin) or site,
@@ -109,6 +115,11 @@ def outcome_from_wire(message: outcomes_pb2.OutcomeEvent, *, site: str, received
         clock=_text("clock", message.clock),
         clock_s=_optional_seconds(message, "clock_s") if message.clock else None,
     )
+
+
+def tenant_from_wire(named: str, caller: Caller) -> str:
+    """The tenant that `caller` speaks for. Raises BadRequestError for another's and for none."""
+    return _name("tenant", caller.tenant(_text("tenant", named)))
 
 
 def _stamp(message: outcomes_pb2.OutcomeEvent, received_wall_s: float) -> float:

@@ -59,6 +59,7 @@ class CapacitySettings(Common, frozen=True, kw_only=True, forbid_unknown_fields=
 class DecideSettings(Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`site` is the datacenter answered for; `listen` HOST:PORT of gRPC; `replica` is unique within the site.
 
+    `credentials` is the file that says who may call (adapters/credentials.py); empty: whoever reaches it.
     `shard_secret_file` (else `shard_secret`) holds the key that signs the tokens of waiting requests, one for all
     replicas of a site; needed where the policy has slomax.shard on.
     """
@@ -67,6 +68,7 @@ class DecideSettings(Common, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     replica: str = "0"
     listen: str = "127.0.0.1:7500"
     reflection: bool = True
+    credentials: str = ""
     spool_max_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
     shard_secret_file: str = ""
     shard_secret: str = ""
@@ -77,12 +79,23 @@ class GoodputSettings(Common, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class AuditSettings(Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`postgres` is a DSN; `listen` HOST:PORT serves the Audit service; rows go after `retention_days`."""
+    """`postgres` is a DSN; `listen` HOST:PORT serves the Audit service; rows go after `retention_days`.
+
+    `credentials` as for decide.
+    """
 
     postgres: str = "postgres://postgres@127.0.0.1:5432/tokenfleet"
     listen: str = "127.0.0.1:7600"
     reflection: bool = True
+    credentials: str = ""
     retention_days: Annotated[int, Meta(ge=1)] = 30
+
+
+class CallerSettings(Struct, frozen=True, kw_only=True):
+    """What one who asks the services brings: its bearer token, in the file `token_file` or as `token`."""
+
+    token_file: str = ""
+    token: str = ""
 
 
 S = TypeVar("S", bound=Common)
@@ -110,7 +123,17 @@ def load_settings(process: str, kind: type[S], environ: Mapping[str, str] | None
         raise SetupError(f"settings of {process}: {_words(error)} (set in {where})") from error
 
 
-def secret_of(settings: Common, name: str) -> bytes:
+def token_of(environ: Mapping[str, str] | None = None) -> str:
+    """The bearer token of TOKENFLEET_TOKEN_FILE, else of TOKENFLEET_TOKEN; empty without. Raises SetupError."""
+    values = _from_environment(CallerSettings, os.environ if environ is None else environ)
+    token = secret_of(CallerSettings(**values), "token")
+    try:
+        return token.decode("ascii")
+    except UnicodeDecodeError as error:
+        raise SetupError(f"{PREFIX}TOKEN: a token is plain ASCII, as `tokenfleet credentials new` prints it") from error
+
+
+def secret_of(settings: Struct, name: str) -> bytes:
     """The secret `name` of `settings`: the content of the file that NAME_file names, else the text NAME; may be empty.
 
     Raises SetupError for a file that can't be read or is empty.
@@ -162,7 +185,7 @@ def _words(error: msgspec.ValidationError) -> str:
     return f"{where}: {problem[:1].lower()}{problem[1:]}" if where else problem
 
 
-def _from_environment(kind: type[Common], environ: Mapping[str, str]) -> dict[str, Any]:
+def _from_environment(kind: type[Struct], environ: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for field in msgspec.structs.fields(kind):
         if (text := environ.get(PREFIX + field.name.upper())) is not None:

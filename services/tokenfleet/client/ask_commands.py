@@ -62,7 +62,7 @@ def route(
     gateway: Gateway = "",
     state_dir: State = STATE,
 ) -> None:
-    """Ask for one instance of a site, without admission or dispatch."""
+    """Ask for one instance of a site, and nothing else."""
     from tokenfleet.client import calls
 
     site = site or _site_serving(model, gateway, state_dir)

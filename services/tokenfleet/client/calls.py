@@ -7,6 +7,7 @@ import grpc
 import grpc.aio
 
 from tokenfleet.client.gateway import CHANNEL_OPTIONS, target_of
+from tokenfleet.client.token import shown
 from tokenfleet.core.errors import BadRequestError, NotFoundError, SetupError
 from tokenfleet.wire.v1 import (
     audit_pb2,
@@ -17,6 +18,7 @@ from tokenfleet.wire.v1 import (
 )
 
 CALL_TIMEOUT_S: Final = 10.0
+REFUSED_CODES: Final = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 
 async def schedule(targets: Sequence[str], request: decision_pb2.Request, *, dry_run: bool) -> decision_pb2.Decision:
@@ -69,7 +71,7 @@ async def find(
 
 
 def _unary(stub: Any, method: str, message: Any, wait_max_s: float = 0.0) -> Awaitable[Any]:
-    return getattr(stub, method)(message, timeout=CALL_TIMEOUT_S + wait_max_s)
+    return getattr(stub, method)(message, timeout=CALL_TIMEOUT_S + wait_max_s, metadata=shown())
 
 
 async def _call(targets: Sequence[str], ask: Callable[[grpc.aio.Channel], Awaitable[Any]]) -> Any:
@@ -84,6 +86,9 @@ async def _call(targets: Sequence[str], ask: Callable[[grpc.aio.Channel], Awaita
                 raise BadRequestError(field, problem) from error
             if error.code() == grpc.StatusCode.NOT_FOUND:
                 raise NotFoundError(words) from error
+            if error.code() in REFUSED_CODES:
+                words = f"{', '.join(targets)} refused the call ({error.code().name}): {words}"
+                raise SetupError(f"{words}; TOKENFLEET_TOKEN or TOKENFLEET_TOKEN_FILE holds the token shown") from error
             if error.code() == grpc.StatusCode.UNAVAILABLE:
                 words += "; does it run? start a fleet with `tokenfleet up`, or give the address"
             raise SetupError(f"{', '.join(targets)} gave no answer ({error.code().name}): {words}") from error

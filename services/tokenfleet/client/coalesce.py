@@ -22,6 +22,7 @@ from msgspec import Struct
 from tokenfleet.adapters.clock import monotonic_s
 from tokenfleet.client.questions import HeldQuestions, Question
 from tokenfleet.client.route_error import SILENT_CODES, RouteError, error_of
+from tokenfleet.client.token import Shown
 from tokenfleet.wire.v1 import decision_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -38,10 +39,14 @@ TRY_TIMEOUT_S: Final = 1.0
 
 
 class Coalescer:
-    """Routes by the replicas at `targets` of one site; `channel` gives the channel to some of them."""
+    """Routes by the replicas at `targets` of one site; `channel` gives the channel to some of them, `shown` says who
+    asks (client/token.py)."""
 
-    def __init__(self, channel: Callable[[Targets], grpc.aio.Channel], targets: Targets) -> None:
+    def __init__(
+        self, channel: Callable[[Targets], grpc.aio.Channel], targets: Targets, *, shown: Shown = None
+    ) -> None:
         self._channel = channel
+        self._shown = shown
         # Whichever replica's turn it is; when it fails, each by name: a frozen one would get its turn again.
         self._lanes: tuple[Targets, ...] = (targets, *((target,) for target in targets))
         self._lane = 0
@@ -100,7 +105,7 @@ class Coalescer:
             await self._gathered.wait()
             self._held = HeldQuestions()
             stub: Any = scheduler_pb2_grpc.TokenPilotStub(self._channel(self._lanes[self._lane]))
-            call = stub.RouteStream()
+            call = stub.RouteStream(metadata=self._shown)
             writing = asyncio.create_task(self._write(call))
             reading: asyncio.Future[Any] | None = None
             try:
@@ -116,8 +121,9 @@ class Coalescer:
                     old.add_done_callback(self._old.discard)
                 else:
                     call.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await writing
+                await asyncio.wait((writing,))  # awaiting it would take our own cancellation for its
+                if not writing.cancelled():
+                    writing.result()
 
     async def _write(self, call: Any) -> None:
         """Sends what was gathered until the stream is old, and leaves it open for what is withdrawn later. A failure is

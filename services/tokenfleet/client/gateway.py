@@ -29,6 +29,7 @@ from msgspec import Struct
 from tokenfleet.adapters.clock import monotonic_s
 from tokenfleet.client.coalesce import Coalescer, Targets
 from tokenfleet.client.held_call import Queued, schedule_held
+from tokenfleet.client.token import shown
 from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2, outcomes_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -84,13 +85,19 @@ class Answer(Struct, frozen=True, kw_only=True):
 class Gateway:
     """Asks the decision service at `targets` (HOST:PORT of its replicas, one site).
 
-    `on_acknowledged` is told each outcome event that a site has taken for good.
+    `on_acknowledged` is told each outcome event that a site has taken for good. `token` is shown with each call, by
+    default that of TOKENFLEET_TOKEN or TOKENFLEET_TOKEN_FILE.
     """
 
     def __init__(
-        self, targets: Sequence[str], *, on_acknowledged: Callable[[outcomes_pb2.OutcomeEvent], None] | None = None
+        self,
+        targets: Sequence[str],
+        *,
+        on_acknowledged: Callable[[outcomes_pb2.OutcomeEvent], None] | None = None,
+        token: str | None = None,
     ) -> None:
         self.targets: Targets = tuple(targets)
+        self._shown = shown(token)
         self.reports_lost = 0
         self._acknowledged: Callable[[outcomes_pb2.OutcomeEvent], None] = on_acknowledged or _ignore
         self._channels: dict[Targets, grpc.aio.Channel] = {}
@@ -153,7 +160,7 @@ class Gateway:
         """
         if self._coalescer is None:
             self._channel(self.targets)  # raises ValueError for targets that make none
-            self._coalescer = Coalescer(self._channel, self.targets)
+            self._coalescer = Coalescer(self._channel, self.targets, shown=self._shown)
         timeout_s = ROUTE_TIMEOUT_S + request.wait_max_s if timeout_s is None else timeout_s
         return await self._coalescer.route(request, dry_run=dry_run, timeout_s=timeout_s)
 
@@ -191,8 +198,9 @@ class Gateway:
             stub: Any = scheduler_pb2_grpc.SchedulerStub(self._channel(asked))
             try:
                 if request.wait_max_s > 0.0:
-                    return await schedule_held(stub, message, patience_s=TRY_TIMEOUT_S, queued=queued)
-                return [(await stub.Schedule(message, timeout=TRY_TIMEOUT_S)).decision]
+                    patience_s, shown = TRY_TIMEOUT_S, self._shown
+                    return await schedule_held(stub, message, patience_s=patience_s, queued=queued, shown=shown)
+                return [(await stub.Schedule(message, timeout=TRY_TIMEOUT_S, metadata=self._shown)).decision]
             except grpc.aio.AioRpcError as error:
                 if error.code() not in SILENT_CODES:
                     raise
@@ -238,7 +246,8 @@ class Gateway:
             while waiting:
                 batch = waiting[:REPORT_BATCH_MAX]
                 try:
-                    response = await stub.Report(iter([outcomes_pb2.ReportRequest(events=batch)]), timeout=5.0)
+                    events = iter([outcomes_pb2.ReportRequest(events=batch)])
+                    response = await stub.Report(events, timeout=5.0, metadata=self._shown)
                 except grpc.aio.AioRpcError as error:
                     log.warning("report to %s failed (%s); again in %s s", targets, error.code().name, REPORT_RETRY_S)
                     await asyncio.sleep(REPORT_RETRY_S)

@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 
 from tokenfleet.client.route_error import RouteError, error_of
+from tokenfleet.client.token import Shown
 from tokenfleet.wire.v1 import decision_pb2, scheduler_pb2
 
 PAUSES_S: Final = (0.05, 0.1, 0.2)  # between tries
@@ -20,7 +21,12 @@ Queued = Callable[[decision_pb2.Decision], None]
 
 
 async def schedule_held(
-    stub: Any, message: scheduler_pb2.ScheduleRequest, *, patience_s: float, queued: Queued | None = None
+    stub: Any,
+    message: scheduler_pb2.ScheduleRequest,
+    *,
+    patience_s: float,
+    queued: Queued | None = None,
+    shown: Shown = None,
 ) -> list[decision_pb2.Decision]:
     """The decision on `message`; after a `queue` decision if it was held. Who leaves early is withdrawn at once.
 
@@ -31,18 +37,18 @@ async def schedule_held(
     """
     for pause_s in PAUSES_S:
         try:
-            return await _schedule(stub, message, patience_s, queued)
+            return await _schedule(stub, message, patience_s, queued, shown)
         except RouteError as error:
             if error.code() is not grpc.StatusCode.UNAVAILABLE or not error.reason:
                 raise
         await asyncio.sleep(pause_s)
-    return await _schedule(stub, message, patience_s, queued)
+    return await _schedule(stub, message, patience_s, queued, shown)
 
 
 async def _schedule(
-    stub: Any, message: scheduler_pb2.ScheduleRequest, patience_s: float, queued: Queued | None
+    stub: Any, message: scheduler_pb2.ScheduleRequest, patience_s: float, queued: Queued | None, shown: Shown
 ) -> list[decision_pb2.Decision]:
-    call = stub.ScheduleStream()
+    call = stub.ScheduleStream(metadata=shown)
     try:
         async with asyncio.timeout(patience_s):
             await call.write(message)

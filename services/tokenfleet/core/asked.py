@@ -9,13 +9,13 @@ from msgspec.structs import replace
 
 from tokenfleet.core.columns import Flags, Floats
 from tokenfleet.core.decision import Decision, Request
-from tokenfleet.core.policy import Model, Policy
+from tokenfleet.core.policy import Policy
 from tokenfleet.core.pool import PoolView
 from tokenfleet.core.predict.output import OutputTable
 from tokenfleet.core.records import OutcomeEvent, PlacementEvent
 from tokenfleet.core.shard.records import Grant
 from tokenfleet.core.slomax.classify import Classification
-from tokenfleet.core.slomax.quota import Charge
+from tokenfleet.core.slomax.quota import Charge, entry_of
 
 
 class Steps(Struct, frozen=True, kw_only=True):
@@ -120,16 +120,17 @@ class Asked(Struct, frozen=True, kw_only=True):
         return self.request.prompt_tokens + round(self.output_q90)
 
 
-def estimated(request: Request, model: Model, outputs: OutputTable) -> tuple[Request, float, float]:
+def estimated(request: Request, policy: Policy, outputs: OutputTable) -> tuple[Request, float, float]:
     """The request with a budget that its model's context can hold, and the q50 and q90 of its output, in tokens.
 
-    A budget is a bound: what the context can't hold is never produced.
+    A budget is a bound: what the context can't hold is never produced. Raises UnknownModelError.
     """
+    model = policy.model(request.model)
     room = model.context_max_tokens - request.prompt_tokens
     if request.max_tokens > room > 0:
         request = replace(request, max_tokens=room)
     q50, q90 = outputs.quantiles(
-        tenant=request.tenant,
+        tenant=entry_of(request.tenant, policy),
         model=request.model,
         prior=model,
         prompt_tokens=request.prompt_tokens,

@@ -8,7 +8,10 @@ An exception here means that there was no decision at all, or that a file or rec
     ├── BadRequestError           a field of the caller's request can't be used
     │   ├── UnknownModelError
     │   ├── UnknownTenantError
-    │   └── UnknownSiteError
+    │   ├── UnknownSiteError
+    │   └── ForeignTenantError    the caller may not speak for the tenant that it names
+    ├── UnauthenticatedError      nobody is known by what the caller shows
+    ├── NotAllowedError           the caller has no role that may ask this
     ├── TableNotReadyError        the tables have not been read to their end yet
     ├── NotKeptError              the disk takes no more, so a report can't be kept here
     ├── NotFoundError             nothing is known under that id
@@ -63,6 +66,21 @@ class UnknownSiteError(BadRequestError):
 
     def __init__(self, site: str, known: Iterable[str]) -> None:
         super().__init__("origin", f"no site {site[:NAME_SHOWN_CHARS]!r}; there is: {listed(known)}")
+
+
+class ForeignTenantError(BadRequestError):
+    """The caller may not speak for the tenant that it names, or names none of several."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__("tenant", problem)
+
+
+class UnauthenticatedError(TokenFleetError):
+    """The caller shows no token, or one that nobody is known by."""
+
+
+class NotAllowedError(TokenFleetError):
+    """The caller is known and has no role that may ask this."""
 
 
 class TableNotReadyError(TokenFleetError):

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 AFTER_FIRST_TOKEN_S = 2.0  # by then the engine's own events are here, or they are lost
 UNHEARD_MAX_S = 60.0  # a placement that is never heard of again
+KEYS_MAX = 1_000_000  # about 200 MB; 2,000 long prompts on their way at once
 
 
 class Expected:
@@ -22,6 +23,7 @@ class Expected:
         self._placed: dict[str, _Placed] = {}
         self._of_slot: dict[int, set[str]] = {}
         self._due: list[tuple[float, str]] = []
+        self._keys = 0  # of all placements
 
     def add(self, decision: str, slot: int, keys: bytes, *, now_s: float) -> None:
         """`decision` sends a prompt with the blocks `keys` to the instance in `slot`."""
@@ -29,6 +31,9 @@ class Expected:
         if decision in self._placed or not keys:
             return
         blocks: list[int] = np.frombuffer(keys, "<u8").tolist()
+        while self._placed and self._keys + len(blocks) > KEYS_MAX:
+            self.drop(next(iter(self._placed)))
+        self._keys += len(blocks)
         holders, bit = self.holders, 1 << slot
         again: dict[int, int] = self._again.pop(slot, {})
         last_held, last_joined = 0, bit  # keys in a row share their bitsets
@@ -59,6 +64,7 @@ class Expected:
         placed = self._placed.pop(decision, None)
         if placed is None:
             return
+        self._keys -= len(placed.keys)
         slot, bit = placed.slot, 1 << placed.slot
         others = self._of_slot[slot]
         others.discard(decision)

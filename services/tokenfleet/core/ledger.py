@@ -122,6 +122,12 @@ class Ledger:
         """Whether any placement of the attempt was heard of, ended or not, as long as that is remembered."""
         return (request, attempt) in self._calls
 
+    def tenants_of(self, request: str, attempt: int) -> set[str]:
+        """Whose requests have placements of that id and attempt, as long as these are remembered."""
+        call = self._calls.get((request, attempt))
+        entries = [self._decisions[name].entry for name in (() if call is None else call.decisions)]
+        return {entry.tenant for entry in entries if entry is not None}
+
     def has_first_token(self, decision: str) -> bool:
         """Whether its first token was heard of, as long as that is remembered."""
         known = self._decisions.get(decision)

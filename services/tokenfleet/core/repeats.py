@@ -3,7 +3,7 @@
 A repeated call must not place its request twice, and a retry must not be charged twice.
 """
 
-from collections import OrderedDict
+from collections.abc import Callable
 
 import xxhash
 from msgspec import Struct
@@ -11,6 +11,7 @@ from msgspec import Struct
 from tokenfleet.core.asked import Steps
 from tokenfleet.core.decision import Decision, Request
 from tokenfleet.core.errors import BadRequestError
+from tokenfleet.core.remembered import Remembered
 
 ANSWERS_KEPT_S = 10.0  # a client repeats a call within its deadline of 2 s; what was said earlier may be wrong by now
 ANSWERS_MAX = 10_000  # about 70 MB, at 1,000 decisions a second
@@ -20,12 +21,16 @@ Call = tuple[str, str, int, int, Steps]  # tenant, request, attempt, hop, questi
 
 
 class Repeats:
-    """The answers of the last ten seconds, and the logical requests that a tenant's quota was charged for."""
+    """The answers of the last ten seconds, and the logical requests that a tenant's quota was charged for.
 
-    def __init__(self) -> None:
-        self._answers: OrderedDict[Call, _Answer] = OrderedDict()
+    `entry_of` gives the policy's entry that a tenant falls under.
+    """
+
+    def __init__(self, entry_of: Callable[[str], str] = str) -> None:
+        self._entry_of = entry_of
+        self._answers: Remembered[Call, _Answer] = Remembered(ANSWERS_MAX)
         self._waiting: dict[Call, _Answer] = {}  # bounded by the policy's held_max
-        self._charged: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._charged: Remembered[tuple[str, str], bool] = Remembered(CHARGED_MAX)
 
     def answered(self, request: Request, steps: Steps, *, now_s: float) -> Decision | None:
         """The answer that this call got before, None if it is new. Of a held one it is `queue`, as long as it is held.
@@ -34,7 +39,7 @@ class Repeats:
         """
         call = _call(request, steps)
         if (known := self._waiting.get(call)) is None:
-            known = self._answers.get(call)
+            known = self._answers.get(self._entry_of(request.tenant), call)
             if known is None or now_s - known.at_s > ANSWERS_KEPT_S:
                 return None
         if known.body != _body(request):
@@ -53,27 +58,21 @@ class Repeats:
         """Keeps an answer that holds something. A refusal holds nothing: who comes again is asked anew."""
         if decision.verdict not in ("admit", "redirect"):
             return
-        call = _call(request, steps)
-        self._answers[call] = _Answer(at_s=now_s, body=_body(request), decision=decision)
-        self._answers.move_to_end(call)
-        while len(self._answers) > ANSWERS_MAX or now_s - self._oldest().at_s > ANSWERS_KEPT_S:
-            self._answers.popitem(last=False)
+        entry, answer = self._entry_of(request.tenant), _Answer(at_s=now_s, body=_body(request), decision=decision)
+        self._answers.put(entry, _call(request, steps), answer)
+        while (oldest := self._answers.oldest(entry)) is not None and now_s - oldest.at_s > ANSWERS_KEPT_S:
+            self._answers.forget_oldest(entry)
 
     def was_charged(self, request: Request) -> bool:
         """Whether an earlier attempt of the logical request has been charged to its tenant's quota."""
-        return (request.tenant, request.id) in self._charged
+        return self._charged.get(self._entry_of(request.tenant), (request.tenant, request.id)) is not None
 
     def charged(self, request: Request) -> None:
         """The logical request has been charged: its retries are free."""
-        self._charged[request.tenant, request.id] = None
-        if len(self._charged) > CHARGED_MAX:
-            self._charged.popitem(last=False)
+        self._charged.put(self._entry_of(request.tenant), (request.tenant, request.id), True)
 
     def __len__(self) -> int:
         return len(self._answers)
-
-    def _oldest(self) -> "_Answer":
-        return next(iter(self._answers.values()))
 
 
 class _Answer(Struct, frozen=True, kw_only=True):

@@ -159,11 +159,11 @@ def _asked(
     kept: Charge | None = None,
 ) -> Asked:
     policy, policy_hash = site.rules(request.id, now_s)
-    model = policy.model(request.model)
+    policy.model(request.model)
     policy.site(request.origin)
     if request.hop == 0 and request.origin != site.name:
         raise BadRequestError("origin", f"{request.origin!r} asked {site.name!r} without a redirect (hop 1)")
-    request, q50, q90 = estimated(request, model, site.outputs)
+    request, q50, q90 = estimated(request, policy, site.outputs)
     pool = site.pool(request.model, now_s, request, policy=policy)
     classified = classify(request, pool, policy, output_q90_tokens=q90)
     return Asked(

@@ -96,7 +96,7 @@ class Site:
         self.quotas = Quotas()
         self.retries = RetryBudgets(policy.slomax.retry)
         self.outputs = OutputTable()
-        self.repeats = Repeats()
+        self.repeats = Repeats(lambda tenant: entry_of(tenant, self.policy))
         self.gates = Gates(policy)
         self.envelopes = Envelopes()
         self.purse: Purse | None = None
@@ -115,7 +115,7 @@ class Site:
             failures=self.failures,
             policy=policy.liveness,
         )
-        self.sessions = Sessions()
+        self.sessions = Sessions(lambda tenant: entry_of(tenant, self.policy))
 
     def heard(self, fact: Fact, how: Heard) -> None:
         """Takes a fact in. Facts may come in any order and more than once.

@@ -18,6 +18,7 @@ from tokenfleet.adapters.audit_rows import decision_items, goodput_items, outcom
 from tokenfleet.adapters.audit_service import SERVICE_NAME, AuditService, register
 from tokenfleet.adapters.audit_store import AuditStore
 from tokenfleet.adapters.clock import monotonic_s, wall_s
+from tokenfleet.adapters.credentials import credentials_of
 from tokenfleet.adapters.grpc_server import GrpcServer
 from tokenfleet.adapters.kafka import Kafka
 from tokenfleet.adapters.kafka_reading import Record
@@ -124,6 +125,7 @@ async def run(settings: AuditSettings) -> None:
     """Write and answer until SIGTERM. Raises SetupError without a site."""
     if not settings.sites:
         raise SetupError("TOKENFLEET_SITES: name the sites whose decisions and outcomes are kept")
+    credentials = credentials_of(settings.credentials)
     status = Status("audit", host=settings.status_host, port=settings.status_port)
     async with Postgres(settings.postgres) as postgres:
         store = AuditStore(postgres)
@@ -133,12 +135,15 @@ async def run(settings: AuditSettings) -> None:
             registers=[register(AuditService(store))],
             names=(SERVICE_NAME,),
             reflect=settings.reflection,
+            credentials=credentials,
         )
         async with status, server, Kafka(settings.kafka, client_id="audit") as kafka:
             workers = _workers(kafka, writer, settings.sites)
             status.parts["postgres"] = writer.state
             status.parts["topics"] = lambda: _reading(workers)
             async with asyncio.TaskGroup() as tasks:
+                if credentials is not None:
+                    watched(tasks, credentials.follow(), name="follow credentials")
                 for worker in workers:
                     watched(tasks, worker.run(), name=f"write {worker.name}")
                 watched(tasks, _answer(writer, server), name="answer")

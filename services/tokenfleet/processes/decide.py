@@ -15,6 +15,7 @@ import uvloop
 from prometheus_client import Counter, Enum, Gauge, Histogram
 
 from tokenfleet.adapters.clock import monotonic_s, wall_s
+from tokenfleet.adapters.credentials import credentials_of
 from tokenfleet.adapters.desk import Desk
 from tokenfleet.adapters.gate_alarm import GateAlarm
 from tokenfleet.adapters.grpc_server import GrpcServer
@@ -74,6 +75,7 @@ async def run(settings: DecideSettings) -> None:
             f"TOKENFLEET_SITE: no site {settings.site!r} in the policy; there is: {', '.join(policy.sites)}"
         )
     site = Site(settings.site, policy, policy_hash=policy_hash, replica=settings.replica)
+    credentials = credentials_of(settings.credentials)
     counts: dict[str, int] = {}
     followers: list[Follower[Any]] = []
     status = Status("decide", host=settings.status_host, port=settings.status_port)
@@ -89,7 +91,11 @@ async def run(settings: DecideSettings) -> None:
         )
         shards = _shards(kafka, site, desk, followers, start=spool.start_count, settings=settings)
         server = GrpcServer(
-            settings.listen, registers=registers(desk), names=SERVICE_NAMES, reflect=settings.reflection
+            settings.listen,
+            registers=registers(desk),
+            names=SERVICE_NAMES,
+            reflect=settings.reflection,
+            credentials=credentials,
         )
         async with status, server, kafka:
             for topic in WRITTEN:
@@ -101,6 +107,8 @@ async def run(settings: DecideSettings) -> None:
             async with asyncio.TaskGroup() as tasks:
                 for follower in followers:
                     watched(tasks, follower.run(), name=f"follow {follower.name}")
+                if credentials is not None:
+                    watched(tasks, credentials.follow(), name="follow credentials")
                 watched(tasks, sender.run(), name="sender")
                 watched(tasks, desk.holding.run(), name="holding")
                 watched(tasks, _advance(site, followers, counts[PLACEMENTS.name]), name="advance")

@@ -11,6 +11,7 @@ from tokenfleet.core.canary import Arm, bucket_of
 from tokenfleet.core.goodput.judge import Attained, End
 from tokenfleet.core.known import known
 
+Logical = tuple[str, str]  # tenant and request: one tenant's words change nothing of another's
 REQUESTS_MAX = 500_000  # bounds memory at some 150 MiB; more than any judgement needs
 
 
@@ -32,9 +33,9 @@ class Arms:
     def __init__(self, *, base: int, canary: int, since_s: float) -> None:
         self.since_s = since_s
         self.of: dict[int, Arm] = {base: Arm(), canary: Arm()}
-        self._counted: dict[str, Settled] = {}
+        self._counted: dict[Logical, Settled] = {}
 
-    def hear(self, request: str, settled: Settled | None) -> None:
+    def hear(self, request: Logical, settled: Settled | None) -> None:
         """The request counts for `settled` now; None: it is open and may be met."""
         before = self._counted.get(request)
         if before == settled:

@@ -3,11 +3,13 @@
 from collections.abc import Iterable
 
 from tokenfleet.core.accounts import Feedback
+from tokenfleet.core.goodput.labels import is_pool
 from tokenfleet.core.policy import Policy
 from tokenfleet.core.predict.learn import PoolLearner
 from tokenfleet.core.predict.output import OutputLearner
 from tokenfleet.core.predict.sample import sample_of
 from tokenfleet.core.records import OutcomeEvent
+from tokenfleet.core.slomax.quota import entry_of
 
 POOLS_MAX = 1024  # bounds the feedback message; pools past it keep the policy's priors
 
@@ -24,13 +26,17 @@ class Lessons:
         self._outputs = OutputLearner()
 
     def observe(self, events: Iterable[OutcomeEvent], policy: Policy) -> None:
-        """Events that were not heard before; those of models that the policy lacks teach nothing."""
+        """Events that were not heard before; those of names that the policy lacks teach nothing, and the tenants under
+        the default tenant teach as one."""
         for event in events:
+            entry = entry_of(event.tenant, policy)
+            if event.model not in policy.models or not entry:
+                continue
             if event.kind == "first_token":
                 self._observe_first_token(event, policy)
             elif event.kind == "finished" and event.prompt_tokens is not None and event.output_tokens is not None:
                 self._outputs.observe(
-                    tenant=event.tenant,
+                    tenant=entry,
                     model=event.model,
                     prompt_tokens=event.prompt_tokens,
                     output_tokens=event.output_tokens,
@@ -59,9 +65,8 @@ class Lessons:
         )
 
     def _observe_first_token(self, event: OutcomeEvent, policy: Policy) -> None:
-        sample = sample_of(event)
-        model = policy.models.get(event.model)
-        if sample is None or model is None or not event.pool:
+        sample, model = sample_of(event), policy.models[event.model]
+        if sample is None or not is_pool(event.pool, policy):
             return
         learner = self._pools.get(event.pool)
         if learner is None:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 
 from tokenfleet.core.accounts import GoodputPartial, GoodputRow
-from tokenfleet.core.goodput.arms import Arms
+from tokenfleet.core.goodput.arms import Arms, Logical
 from tokenfleet.core.goodput.event_time import LogClock, Watermark
 from tokenfleet.core.goodput.request import Heard, LogicalRequest
 from tokenfleet.core.goodput.rows import Rows
@@ -43,9 +43,9 @@ class PartitionGoodput:
         self._watermark = Watermark(sources, lag_s=terms.watermark_lag_s, idle_s=terms.idle_partition_s)
         self._watermark_s = -math.inf
         self._rows = Rows(terms.windows_s, published=published, from_s=from_s)
-        self._requests: dict[str, LogicalRequest] = {}
-        self._due: list[tuple[float, str]] = []
-        self._misses: list[tuple[float, str]] = []  # open requests of a trial, by when they miss their level
+        self._requests: dict[Logical, LogicalRequest] = {}
+        self._due: list[tuple[float, Logical]] = []
+        self._misses: list[tuple[float, Logical]] = []  # open requests of a trial, by when they miss their level
 
     def hear(
         self, source: str, envelope: OutcomeEnvelope, *, appended_wall_s: float, now_s: float
@@ -107,15 +107,16 @@ class PartitionGoodput:
         return len(self._requests)
 
     def _hear(self, event: OutcomeEvent, heard: Heard) -> bool:
-        request = self._requests.get(event.request)
+        name = (event.tenant, event.request)
+        request = self._requests.get(name)
         if request is None:
-            request = self._requests[event.request] = LogicalRequest()
+            request = self._requests[name] = LogicalRequest()
         if not request.hear(heard):
             return False
-        self._repost(event.request, request)
+        self._repost(name, request)
         return True
 
-    def _repost(self, name: str, request: LogicalRequest) -> None:
+    def _repost(self, name: Logical, request: LogicalRequest) -> None:
         account = request.account(self.policy, self._watermark_s)
         self._count(name, request)
         if account.postings != request.postings:
@@ -128,7 +129,7 @@ class PartitionGoodput:
             request.forget = account.forget
             heapq.heappush(self._due, (account.due_s, name))
 
-    def _count(self, name: str, request: LogicalRequest) -> None:
+    def _count(self, name: Logical, request: LogicalRequest) -> None:
         """What the request counts for in the trial now, if there is one."""
         if self._arms is None:
             return
@@ -137,7 +138,7 @@ class PartitionGoodput:
         if settled is None and (misses_at_s := request.misses_at_s(self.policy)) < math.inf:
             heapq.heappush(self._misses, (misses_at_s, name))
 
-    def _settle_due(self, due: tuple[float, str]) -> None:
+    def _settle_due(self, due: tuple[float, Logical]) -> None:
         due_s, name = due
         request = self._requests.get(name)
         if request is None or request.due_s != due_s:

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tokenfleet.core.goodput.arms import Settled
-from tokenfleet.core.goodput.judge import NO_SLO, Attained, Execution, judge, terms_of, ttft_bound_s
+from tokenfleet.core.goodput.judge import Attained, Execution, judge, terms_of, ttft_bound_s
+from tokenfleet.core.goodput.labels import class_label, pool_label, tenant_label
 from tokenfleet.core.policy import Policy
 from tokenfleet.core.records import TERMINAL_KINDS, OutcomeEvent
 
@@ -77,7 +78,7 @@ class LogicalRequest:
             *_settlement(executions, policy, settled=settled),
             *_waste(executions, policy),
             *self._cohort(executions, policy, settled=settled),
-            *self._late(),
+            *self._late(policy),
         )
         if open_attempts:
             return Account(postings, min(open_attempts.values()), False)
@@ -161,11 +162,10 @@ class LogicalRequest:
         )
         yield _posting(labels, policy, first.at_s - first.event.elapsed_s, counts)
 
-    def _late(self) -> Iterable[Posting]:
+    def _late(self, policy: Policy) -> Iterable[Posting]:
         for heard in self._heard.values():
             if heard.late:
-                event = heard.event
-                yield Posting(heard.at_s, event.request_class, event.tenant, event.pool, (("late_dropped", 1),))
+                yield _posting(heard.event, policy, heard.at_s, (("late_dropped", 1),))
 
 
 def _arrived_s(known: list[Heard]) -> float:
@@ -239,9 +239,9 @@ def _attained(decided: Execution, policy: Policy) -> Attained:
     return judge(decided, terms, tpot_min_tokens=policy.goodput.tpot_min_tokens)
 
 
-def _posting(execution: Execution, policy: Policy, at_s: float, counts: Counts) -> Posting:
-    request_class = execution.request_class if terms_of(policy, execution.request_class) else NO_SLO
-    return Posting(at_s, request_class, execution.tenant, execution.pool, counts)
+def _posting(of: Execution | OutcomeEvent, policy: Policy, at_s: float, counts: Counts) -> Posting:
+    request_class, tenant = class_label(of.request_class, policy), tenant_label(of.tenant, policy)
+    return Posting(at_s, request_class, tenant, pool_label(of.pool, policy), counts)
 
 
 def _deciding(terminals: list[Heard]) -> Heard:

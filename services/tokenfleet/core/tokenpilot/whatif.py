@@ -67,9 +67,9 @@ def what_if(site: Site, request: Request, changes: Changes, *, now_s: float) -> 
     The way from another origin is left out: it is the same for all. Raises BadRequestError for a weight, factor or
     instance that there isn't, with the list of those there are, UnknownModelError and UnknownTenantError.
     """
-    model = site.policy.model(request.model)
+    site.policy.model(request.model)
     site.policy.tenant(request.tenant)
-    request, q50, q90 = estimated(request, model, site.outputs)
+    request, q50, q90 = estimated(request, site.policy, site.outputs)
     here = site.pool(request.model, now_s, request)
     classified = classify(request, here, site.policy, output_q90_tokens=q90)
     present, _, _ = altered(here, site.policy, Changes())  # made the same way: equal to the last digit
