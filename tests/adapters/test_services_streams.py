@@ -234,6 +234,7 @@ async def test_who_reads_no_answers_is_asked_to_wait() -> None:
 async def test_who_leaves_with_answers_on_the_way_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
     office = Office(small=8)
     async with office.serving() as (_, channel):
+        caplog.clear()
         call = await stalled(office, channel)
         call.cancel()
         assert told((await route_stream(channel, batch(request("r1"))))[0]) == ["r1"]

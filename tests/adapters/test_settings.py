@@ -29,7 +29,7 @@ BAD_FILES = {
     'kafak = "x"': "unknown key 'kafak'; there is: agent",
     "x = ": "nvalid value",
     '[decide]\nspool_max_bytes = "many"': "spool_max_bytes: expected int, got str",
-    "[decide]\nnope = 1": r"unknown key 'nope' in \[decide\]; there is: kafka",
+    "[decide]\nnope = 1": r"unknown key 'nope' in \[decide\]; there is: credentials",
     "decide = 3": r"'decide' is not a table; write \[decide\]",
     'log_level = "loud"': "log_level: invalid enum value 'loud'",
     "status_port = 65536": "status_port: expected int <= 65535",
