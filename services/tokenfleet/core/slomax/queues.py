@@ -323,7 +323,8 @@ class Queues:
 def _as_filling(terms: RequestClass, policy: Policy) -> RequestClass:
     """The terms of a class for what is beyond its tenant's share."""
     filling = next((each for each in policy.classes.values() if each.queue.role == "filling"), terms)
-    queue = replace(filling.queue, prefills_max=terms.queue.prefills_max)
+    gate_share = min(filling.queue.gate_share, policy.slomax.fair.flood_gate_share)
+    queue = replace(filling.queue, prefills_max=terms.queue.prefills_max, gate_share=gate_share)
     return replace(terms, queue=queue, kv_share_max=min(terms.kv_share_max, filling.kv_share_max))
 
 

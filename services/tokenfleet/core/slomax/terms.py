@@ -74,7 +74,7 @@ class FairPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     got back. A class that waits gets 5 % of the GPU seconds given out or waits no longer than 30 s: `floor_share` and
     `starved_after_s`, after which it goes first, are a little stricter, since requests come in whole ones. Who used
     more than `flood_factor` times its share over about `usage_window_s`, and `flood_min_s` GPU seconds beyond it, gets
-    what is beyond its share only as filling work (core/slomax/usage.py).
+    what is beyond its share only as filling work (core/slomax/usage.py), at a gate of at most `flood_gate_share`.
     """
 
     credit_max_s: NonNegative = 10.0
@@ -83,6 +83,7 @@ class FairPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     usage_window_s: Positive = 60.0
     flood_factor: Annotated[float, Meta(ge=1.0)] = 3.0
     flood_min_s: NonNegative = 20.0
+    flood_gate_share: Share = 0.86
 
 
 class GatePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,7 +8,7 @@ from tokenfleet.core.asked import estimated
 from tokenfleet.core.decision import Request
 from tokenfleet.core.goodput.partition import PartitionGoodput
 from tokenfleet.core.goodput.table import GoodputSums, GoodputTable
-from tokenfleet.core.policy import Model, Policy
+from tokenfleet.core.policy import Policy
 from tokenfleet.core.predict.output import OutputTable
 from tokenfleet.core.predict.work import prefill_work_s, prior_coefficients
 from tokenfleet.core.records import OutcomeEnvelope, OutcomeEvent
@@ -47,7 +47,7 @@ class Following:
         self._closed = 0
 
     def offered(self, request: Request, now_s: float) -> None:
-        work_s = predicted_s(request, self._policy.model(request.model))
+        work_s = predicted_s(request, self._policy)
         window = self._offered_s.setdefault(int(now_s // self._width_s), dict.fromkeys(self._policy.models, 0.0))
         window[request.model] += work_s
         self._waiting[request.id] = request.model, work_s
@@ -115,10 +115,11 @@ class Following:
         )
 
 
-def predicted_s(request: Request, model: Model) -> float:
+def predicted_s(request: Request, policy: Policy) -> float:
     """GPU seconds of a request: its prefill with nothing cached, and each token of its likely output at what a token
     of a full iteration takes."""
-    _, output_tokens, _ = estimated(request, model, OutputTable())
+    _, output_tokens, _ = estimated(request, policy, OutputTable())
+    model = policy.model(request.model)
     coefficients = prior_coefficients(model, factor=1.0)
     work_s = prefill_work_s(
         request.prompt_tokens,
