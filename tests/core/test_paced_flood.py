@@ -81,3 +81,12 @@ def test_a_full_line_takes_who_has_less_than_an_even_part_of_it() -> None:
     assert [ask(b, f"flood-{n}").verdict for n in range(5)] == ["queue"] * 4 + ["reject"]
     assert [ask(b, f"r-{n}", tenant="globex").verdict for n in range(3)] == ["queue"] * 2 + ["reject"]
     assert ask(b, "flood-5").reason == "all_busy"
+
+
+def test_a_tenant_that_left_the_policy_while_it_flooded_is_no_fault() -> None:
+    b = town(small=1)
+    floods(b, "acme")
+    policy = b.site.policy
+    tenants = {name: terms for name, terms in policy.tenants.items() if name != "acme"}
+    b.site.adopt(replace(policy, tenants=tenants, revision=policy.revision + 1))
+    assert ask(b, "r", tenant="globex").verdict == "admit"

@@ -22,6 +22,7 @@ class Line:
     def __init__(self) -> None:
         self._tenants: dict[str, list[_Place]] = {}
         self._places: dict[Call, tuple[str, float, int]] = {}
+        self._work_s: dict[str, float] = {}  # by tenant
         self._came: dict[str, OrderedDict[Call, Waiting]] = {}  # by tenant
         self._numbers = count()
 
@@ -30,6 +31,7 @@ class Line:
         self._places[waiting.call] = tenant, rank, number
         insort(self._tenants.setdefault(tenant, []), _Place(rank, number, waiting))
         self._came.setdefault(tenant, OrderedDict())[waiting.call] = waiting
+        self._work_s[tenant] = self._work_s.get(tenant, 0.0) + waiting.work_s
 
     def take(self, call: Call) -> Waiting | None:
         """The request waits no longer, None if it didn't."""
@@ -40,8 +42,9 @@ class Line:
         line = self._tenants[tenant]
         found = line.pop(bisect_left(line, (rank, number)))
         del self._came[tenant][call]
+        self._work_s[tenant] -= found.waiting.work_s
         if not line:
-            del self._tenants[tenant], self._came[tenant]
+            del self._tenants[tenant], self._came[tenant], self._work_s[tenant]
         return found.waiting
 
     def first(self, most: int) -> list[Waiting]:
@@ -52,6 +55,10 @@ class Line:
     def tenants(self) -> Set[str]:
         """Who waits."""
         return self._tenants.keys()
+
+    def work_s(self, tenant: str) -> float:
+        """Σ least work of the tenant's."""
+        return self._work_s.get(tenant, 0.0)
 
     def count(self, tenant: str) -> int:
         """How many of the tenant's wait."""

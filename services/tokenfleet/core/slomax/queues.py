@@ -155,7 +155,12 @@ class Queues:
 
     def over(self, policy: Policy, now_s: float) -> frozenset[str]:
         """The entries of tenants that use more than their share of the pool."""
-        return self._usage.over(lambda entry: policy.tenants[entry].weight, self._tenants, policy.slomax.fair, now_s)
+
+        def weight(entry: str) -> float:
+            tenant = policy.tenants.get(entry)
+            return 1.0 if tenant is None else tenant.weight  # it has left the policy
+
+        return self._usage.over(weight, self._waiting_s, policy.slomax.fair, now_s)
 
     def at_once(self, waiting: Waiting, pool: PoolView, policy: Policy, now_s: float) -> Turn | None:
         """The turn of a request that comes now, None if it must wait: another of its class goes first, or nothing is
@@ -230,6 +235,10 @@ class Queues:
             terms = policy.slomax.fair
             fair = self._fairs[name] = Fair(terms, policy.tenants, default_tenant=policy.default_tenant)
         return fair
+
+    def _waiting_s(self, tenant: str) -> float:
+        """Σ least work of the tenant's that waits."""
+        return sum(line.work_s(tenant) for line in self._lines.values())
 
     def _tenants(self) -> Set[str]:
         """Those of which anything waits."""

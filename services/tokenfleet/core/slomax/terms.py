@@ -81,7 +81,7 @@ class FairPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     floor_share: Share = 0.055
     starved_after_s: Positive = 10.0
     usage_window_s: Positive = 60.0
-    flood_factor: Annotated[float, Meta(ge=1.0)] = 3.0
+    flood_factor: Annotated[float, Meta(ge=1.0)] = 4.0
     flood_min_s: NonNegative = 20.0
     flood_gate_share: Share = 0.86
 

@@ -1,7 +1,7 @@
 """Usage: which tenants flood a pool, so that what they send beyond their share only fills what others leave?
 
 A tenant's share is its weight among those that use the pool. Its use is the GPU seconds given out to it lately, an
-exponential mean. Who uses a multiple of its share floods the pool, until it uses no more than its share and nothing of
+exponential mean. Who uses a multiple of its share floods the pool, until it uses no more than its share and little of
 it waits. While it floods, its share is all that it gets as others do: for what is beyond, others go first in every
 class, and it goes only where filling work may. So a flood costs those who send as ever what a batch of that size would
 cost them, and a pool that nobody else wants is all its own.
@@ -10,7 +10,7 @@ One `Usage` a pool. Call `spent` for each request that goes out and `corrected` 
 """
 
 import math
-from collections.abc import Callable, Set
+from collections.abc import Callable
 
 from tokenfleet.core.slomax.terms import FairPolicy
 
@@ -42,10 +42,10 @@ class Usage:
             self._used_s[tenant] = left_s if left_s > 0.0 else 0.0
 
     def over(
-        self, weight: Callable[[str], float], waiting: Callable[[], Set[str]], terms: FairPolicy, now_s: float
+        self, weight: Callable[[str], float], waiting_s: Callable[[str], float], terms: FairPolicy, now_s: float
     ) -> frozenset[str]:
-        """The flooding tenants that have had their share. `weight` is that of an entry of the policy, `waiting` are the
-        entries of which anything waits."""
+        """The flooding tenants that have had their share. `weight` is that of an entry of the policy, `waiting_s` the
+        GPU seconds of its that wait."""
         if now_s - self._looked_s < LOOKED_EVERY_S:
             return self._over
         self._looked_s = now_s
@@ -61,7 +61,8 @@ class Usage:
             if use[name] > _bound(share, terms.flood_factor) and (use[name] - share) * total_s > terms.flood_min_s
         }
         self._over = frozenset(name for name in begun | self._flooding if use.get(name, 0.0) > shares.get(name, 0.0))
-        self._flooding = frozenset(begun | self._over | (self._flooding & waiting()))
+        going_on = {name for name in self._flooding if waiting_s(name) > terms.flood_min_s}
+        self._flooding = frozenset(begun | self._over | going_on)
         return self._over
 
     def _decay(self, terms: FairPolicy, now_s: float) -> None:
