@@ -33,6 +33,7 @@ CEILING = 0.95
 LIMIT = int(CEILING * INSTANCES * KV_BLOCKS * 16)
 QUOTA = 60  # requests a minute of globex
 CALL_MAX_S = 20.0
+RETRIED = (decision_pb2.REASON_ALL_BUSY, decision_pb2.REASON_RETRY_BUDGET)
 
 
 def policy_at(folder: Path, *, paced: bool) -> Path:
@@ -112,12 +113,13 @@ class Caller:
             if decision.reason == decision_pb2.REASON_QUOTA:
                 await asyncio.sleep(0.5)
                 return None
-            assert decision.reason == decision_pb2.REASON_ALL_BUSY, decision.sentence
+            assert decision.reason in RETRIED, decision.sentence
             attempt += 1
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(decision.admission.retry_after_s)  # sooner it would use up its tenant's retries
 
     async def _ends(self, decision: decision_pb2.Decision) -> None:
         told = event(decision.request, attempt=decision.attempt, decision=decision.id, instance=decision.target)
+        told.tenant = decision.tenant
         told.kind = outcomes_pb2.OUTCOME_KIND_FINISHED
         while True:
             try:

@@ -7,6 +7,7 @@ way of the same server; `/tokenfleet.bench/Cpu` returns the CPU time of this pro
 """
 
 import asyncio
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ import grpc
 import grpc.aio
 import uvloop
 
+from tokenfleet.adapters import grpc_server
 from tokenfleet.adapters.clock import monotonic_s
 from tokenfleet.adapters.desk import Desk
 from tokenfleet.adapters.grpc_server import GrpcServer
@@ -98,4 +100,5 @@ def _same(value: bytes) -> bytes:
 
 
 if __name__ == "__main__":
+    logging.getLogger(grpc_server.__name__).setLevel(logging.ERROR)  # that all is open is no news for a measurement
     uvloop.run(serve(int(sys.argv[1]), Path(sys.argv[2])))
