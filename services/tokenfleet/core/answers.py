@@ -62,6 +62,16 @@ def ruled_out(site: Site, asked: Asked, ruling: Ruling, sent: Dispatch | None) -
     return Decided(decision=decision, outcome=_rejected(site, asked, decision))
 
 
+def busy(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | None, why: str) -> Decided:
+    """Refused for want of room, to come again when the calmest instance has drained."""
+    wait_s = retry_after_s(asked.pool.columns.least_backlog_s, asked.policy, asked.rng)
+    if ruling is None:
+        return refused_for(site, asked, "all_busy", why, dispatch=sent, retry_after_s=wait_s)
+    admission = replace(ruling.admission, retry_after_s=wait_s)
+    refused = replace(ruling, verdict="reject", reason="all_busy", admission=admission, detail=why)
+    return ruled_out(site, asked, refused, sent)
+
+
 def refused_for(
     site: Site,
     asked: Asked,

@@ -110,7 +110,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     def paces(self) -> bool:
         """Whether SLOMax queues requests for this pool by class, and this one's gateway can hold it."""
         can_wait = self.turn is not None or self.request.wait_max_s > 0.0
-        return self.policy.slomax.pacing.enabled and self.policy.products.slomax and can_wait
+        return self.policy.paces and can_wait
 
     @property
     def kv_tokens(self) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tokenfleet.core.answers import ruled_out, waits
+from tokenfleet.core.answers import busy, ruled_out, waits
 from tokenfleet.core.asked import Asked, Decided, Turn
 from tokenfleet.core.columns import READY, Flags
 from tokenfleet.core.fleetmind.dispatch import Dispatch
@@ -24,7 +24,6 @@ from tokenfleet.core.site import Site, pool_name
 from tokenfleet.core.slomax.admit import Ruling
 from tokenfleet.core.slomax.queues import output_price_s
 from tokenfleet.core.slomax.quota import Charge, entry_of
-from tokenfleet.core.slomax.retry import retry_after_s
 from tokenfleet.core.tokenpilot.held import Waiting, waiting_of
 
 
@@ -106,15 +105,9 @@ def lent_out(site: Site, asked: Asked, ruling: Ruling, sent: Dispatch | None, cl
     if wanted > limit:
         detail = f"{wanted:,} KV tokens wanted, the pool may hold {limit:,} in all"
         return ruled_out(site, asked, replace(ruling, verdict="reject", reason="infeasible", detail=detail), sent)
-    wait_s = retry_after_s(asked.pool.columns.least_backlog_s, asked.policy, asked.rng)
     rest = claimed.purse.rest(claimed.book, asked.now_s)
-    refused = Ruling(
-        verdict="reject",
-        reason="all_busy",
-        admission=replace(ruling.admission, retry_after_s=wait_s),
-        detail=f"{wanted:,} KV tokens of the pool wanted, {rest:,} are lent to this replica",
-    )
-    return ruled_out(site, asked, refused, sent)
+    why = f"{wanted:,} KV tokens of the pool wanted, {rest:,} are lent to this replica"
+    return busy(site, asked, ruling, sent, why)
 
 
 def granted_turns(site: Site, model: str, now_s: float) -> Iterator[tuple[Waiting, Turn]]:

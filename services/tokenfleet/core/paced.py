@@ -5,7 +5,7 @@ What an instance has no room for waits too: only who can't be served at all is r
 
 from msgspec.structs import replace
 
-from tokenfleet.core.answers import refused_for, routed, ruled_out, stays, waits
+from tokenfleet.core.answers import busy, refused_for, routed, stays, waits
 from tokenfleet.core.asked import Asked, Decided, Turn
 from tokenfleet.core.credit import book_of, has_credit, lent_out, limit_of, paid
 from tokenfleet.core.decision import Place
@@ -13,7 +13,6 @@ from tokenfleet.core.fleetmind.dispatch import Dispatch
 from tokenfleet.core.shard.records import ticket_of
 from tokenfleet.core.site import Site
 from tokenfleet.core.slomax.admit import Ruling
-from tokenfleet.core.slomax.retry import retry_after_s
 from tokenfleet.core.tokenpilot.explain import ms
 from tokenfleet.core.tokenpilot.held import Call, Waiting, waiting_of
 
@@ -42,8 +41,7 @@ def stays_in_line(site: Site, model: str, now_s: float) -> bool:
     """Whether a replica that ends leaves what it holds of the model to others: they share one book, so it can't place
     it all without credit, and each of them has a line where it can wait on."""
     policy = site.policy_of(model)
-    paces = policy.slomax.pacing.enabled and policy.products.slomax
-    return paces and book_of(site, policy, site.pool(model, now_s, policy=policy)) is not None
+    return policy.paces and book_of(site, policy, site.pool(model, now_s, policy=policy)) is not None
 
 
 def standing(site: Site, model: str, call: Call, now_s: float) -> Place | None:
@@ -57,7 +55,7 @@ def _in_turn(site: Site, asked: Asked, turn: Turn, ruling: Ruling | None, sent: 
         waited = f"it waited {asked.request.elapsed_s:.1f} s and can't have its first token in time any more"
         return refused_for(site, asked, "infeasible", waited)
     if turn.busy:
-        return _full(site, asked, ruling, sent, f"it waited {asked.request.elapsed_s:.1f} s, and nothing is open to it")
+        return busy(site, asked, ruling, sent, f"it waited {asked.request.elapsed_s:.1f} s, and nothing is open to it")
     book = None if ruling is None else book_of(site, asked.policy, asked.pool)  # None: nobody was asked whether it may
     if book is not None and not turn.overdue and not has_credit(asked, book):
         if not asked.request.dry_run:
@@ -81,13 +79,11 @@ def _lines_up(
         return lent_out(site, asked, ruling, sent, book)
     if queues.full(asked.request.tenant, policy):
         full = f"{len(queues):,} requests wait for the pool already"
-        return _full(site, asked, ruling, sent, full)
+        return busy(site, asked, ruling, sent, full)
     if asked.request.dry_run:
         return waits(here, f"{asked.classified.request_class} requests wait for an instance that is open to them")
     site.held.put(waiting)
-    queues.put(waiting, policy, asked.now_s)
-    place = queues.place(waiting.call, policy, asked.now_s)
-    assert place is not None, "it has just been put there"
+    place = queues.put(waiting, policy, asked.now_s)
     held = waits(here, words(place, asked.classified.request_class))
     return replace(held, decision=replace(held.decision, place=place))
 
@@ -98,13 +94,3 @@ def words(place: Place, request_class: str) -> str:
     if place.wait_p50_s is None or place.wait_p90_s is None:
         return told
     return f"{told}, for about {ms(place.wait_p50_s)}, hardly over {ms(place.wait_p90_s)}"
-
-
-def _full(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | None, why: str) -> Decided:
-    wait_s = retry_after_s(asked.pool.columns.least_backlog_s, asked.policy, asked.rng)
-    if ruling is None:
-        return refused_for(site, asked, "all_busy", why, dispatch=sent, retry_after_s=wait_s)
-    admission = replace(ruling.admission, retry_after_s=wait_s)
-    return ruled_out(
-        site, asked, replace(ruling, verdict="reject", reason="all_busy", admission=admission, detail=why), sent
-    )

@@ -287,6 +287,11 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise UnknownModelError(name, self.models)
         return found
 
+    @property
+    def paces(self) -> bool:
+        """Whether SLOMax queues requests by class."""
+        return self.slomax.pacing.enabled and self.products.slomax
+
     def tenant(self, name: str) -> Tenant:
         """The tenant, or the default tenant's terms. Raises UnknownTenantError with the list of what exists."""
         if (found := self.tenants.get(name) or self.tenants.get(self.default_tenant)) is None:

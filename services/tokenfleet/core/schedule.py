@@ -63,12 +63,11 @@ def released(site: Site, model: str, now_s: float, next_ids: Callable[[], Ids]) 
     if model not in site.held.models():
         return
     policy = site.policy_of(model)
-    paces = policy.slomax.pacing.enabled and policy.products.slomax
-    if not paces and book_of(site, policy, site.pool(model, now_s, policy=policy)) is not None:
+    if not policy.paces and book_of(site, policy, site.pool(model, now_s, policy=policy)) is not None:
         yield from _granted(site, model, now_s, next_ids)
         return
     short: set[str] = set()
-    if paces:
+    if policy.paces:
         queues = site.queues(model)
         queues.admit(site.held.of(model), policy, now_s)
         turns = queues.turns(partial(site.pool, model, now_s, policy=policy), site.hits, policy, now_s)
@@ -84,7 +83,7 @@ def released(site: Site, model: str, now_s: float, next_ids: Callable[[], Ids]) 
             continue
         site.take(waiting.call)
         gone(site, waiting, now_s)
-        if paces and isinstance(answer, Decided) and answer.placement is not None:
+        if policy.paces and isinstance(answer, Decided) and answer.placement is not None:
             pool = site.pool(model, now_s, policy=policy)
             site.queues(model).went(waiting, answer.decision.id, pool, policy, now_s)
         yield waiting, answer

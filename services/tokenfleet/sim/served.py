@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from msgspec.structs import replace
+
 from tokenfleet.core.decision import Request
 from tokenfleet.core.policy import REQUIRED_CLASSES
-from tokenfleet.core.records import OutcomeEvent
+from tokenfleet.core.records import OutcomeEvent, OutcomeKind
 from tokenfleet.core.site import pool_name
 from tokenfleet.sim.engine.events import Job
 from tokenfleet.sim.telemetry import MODEL, SITE, TENANT, packed
@@ -91,20 +93,9 @@ class Served:
         assert self.first_token_s is not None, "a request ends without a first token"
         row, finished = self.row, kind == "finished"
         decoded = row.output_tokens - 1
-        return OutcomeEvent(
-            request=self.id,
-            attempt=0,
-            kind=kind,
-            decision=self.decision,
-            tenant=self.tenant,
-            request_class=self.request_class,
-            model=self.model,
-            origin=SITE,
+        return replace(
+            self._told(kind, now_s, instance=instance),
             site=SITE,
-            instance=instance,
-            pool=self.pool,
-            at_wall_s=now_s,
-            elapsed_s=now_s - row.at_s,
             attempt_s=now_s - self.dispatched_s,
             ttft_s=self.first_token_s - row.at_s,
             tpot_s=(now_s - self.first_token_s) / decoded if finished and decoded else None,
@@ -118,6 +109,9 @@ class Served:
 
     def without_tokens(self, kind: Literal["rejected", "timed_out"], at_s: float) -> OutcomeEvent:
         """What is told of it when it ends without any: it was refused, or given up where it waited or ran."""
+        return self._told(kind, at_s, instance="" if self.instance < 0 else f"i{self.instance}")
+
+    def _told(self, kind: OutcomeKind, at_s: float, *, instance: str) -> OutcomeEvent:
         return OutcomeEvent(
             request=self.id,
             attempt=0,
@@ -127,7 +121,7 @@ class Served:
             request_class=self.request_class,
             model=self.model,
             origin=SITE,
-            instance="" if self.instance < 0 else f"i{self.instance}",
+            instance=instance,
             pool=self.pool,
             at_wall_s=at_s,
             elapsed_s=at_s - self.row.at_s,

@@ -45,7 +45,6 @@ class _Charge(NamedTuple):
 
     request_class: str
     tenant: str
-    entry: str
     seconds: float
     prefill_s: float
     output_s: float
@@ -87,8 +86,8 @@ class Queues:
         own = sum(line.count(entry) for line in self._lines.values())
         return own * len(self._tenants() | {entry}) >= most
 
-    def put(self, waiting: Waiting, policy: Policy, now_s: float) -> None:
-        """It waits from now on in the line of its class."""
+    def put(self, waiting: Waiting, policy: Policy, now_s: float) -> Place:
+        """It waits from now on in the line of its class, at this place."""
         terms = policy.classes[waiting.request_class]
         waiting.latest_start_s = latest_start_s(waiting, terms)
         waiting.joined_ns = self._fair(waiting.request_class, policy).virtual_ns
@@ -97,14 +96,13 @@ class Queues:
         line = self._lines.setdefault(waiting.request_class, Line())
         line.put(waiting, rank, tenant)
         waiting.position = _position(line, waiting.call, terms.queue, now_s)
+        return self._place(waiting.request_class, waiting.position)
 
     def place(self, call: Call, policy: Policy, now_s: float) -> Place | None:
         """Where a request stands in the line of its class, None if it is in none."""
         for name, line in self._lines.items():
             if call in line and name in policy.classes:
-                position = _position(line, call, policy.classes[name].queue, now_s)
-                q50_s, q90_s = self._waits[name].expected_s(position) or (None, None)
-                return Place(position=position, wait_p50_s=q50_s, wait_p90_s=q90_s)
+                return self._place(name, _position(line, call, policy.classes[name].queue, now_s))
         return None
 
     def admit(self, held: Collection[Waiting], policy: Policy, now_s: float) -> None:
@@ -129,10 +127,9 @@ class Queues:
         self._fair(name, policy).dispatched(tenant, seconds, joined_ns=waiting.joined_ns, waiting=len(line))
         others = [each for each, its in self._lines.items() if len(its)]
         self._floor.dispatched(name, seconds, waiting=others)
-        entry = entry_of(tenant, policy)
-        self._usage.spent(entry, seconds, policy.slomax.fair, now_s)
+        self._usage.spent(entry_of(tenant, policy), seconds, policy.slomax.fair, now_s)
         uncached = max(waiting.request.prompt_tokens - float(waiting.hits.max(initial=0.0)), 1.0)
-        self._charges[decision] = _Charge(name, tenant, entry, seconds, waiting.work_s / uncached, output_s)
+        self._charges[decision] = _Charge(name, tenant, seconds, waiting.work_s / uncached, output_s)
         if len(self._charges) > CHARGES_MAX:
             self._charges.popitem(last=False)
 
@@ -151,7 +148,7 @@ class Queues:
         actual_s = computed * charge.prefill_s + event.output_tokens * charge.output_s
         if (fair := self._fairs.get(charge.request_class)) is not None:
             fair.settled(charge.tenant, predicted_s=charge.seconds, actual_s=actual_s)
-        self._usage.corrected(charge.entry, predicted_s=charge.seconds, actual_s=actual_s)
+        self._usage.corrected(entry_of(charge.tenant, policy), predicted_s=charge.seconds, actual_s=actual_s)
 
     def over(self, policy: Policy, now_s: float) -> frozenset[str]:
         """The entries of tenants that use more than their share of the pool."""
@@ -229,6 +226,10 @@ class Queues:
         """Classes that have been passed over for too long."""
         return {name for name, waited_s in self._waited_s(policy, now_s).items() if self._floor.owed(name, waited_s)}
 
+    def _place(self, name: str, position: int) -> Place:
+        q50_s, q90_s = self._waits[name].expected_s(position) or (None, None)
+        return Place(position=position, wait_p50_s=q50_s, wait_p90_s=q90_s)
+
     def _fair(self, name: str, policy: Policy) -> Fair:
         fair = self._fairs.get(name)
         if fair is None:
@@ -239,6 +240,11 @@ class Queues:
     def _waiting_s(self, tenant: str) -> float:
         """Σ least work of the tenant's that waits."""
         return sum(line.work_s(tenant) for line in self._lines.values())
+
+    def _has_claim(self, waiting: Waiting, policy: Policy, now_s: float) -> bool:
+        """Whether it goes out when it is overdue, though nothing is open to it."""
+        over = entry_of(waiting.request.tenant, policy) in self.over(policy, now_s)
+        return not over and now_s <= waiting.latest_start_s
 
     def _tenants(self) -> Set[str]:
         """Those of which anything waits."""
@@ -316,8 +322,6 @@ class Queues:
         shut = not allowed.any()
         if shut and not overdue and not late:
             return None
-        over = entry_of(waiting.request.tenant, policy) in self.over(policy, now_s)
-        has_claim = not over and now_s <= waiting.latest_start_s
         return Turn(
             ahead_s=np.zeros(len(pool)),
             held_s=0.0,
@@ -325,7 +329,7 @@ class Queues:
             allowed=None if overdue and shut else allowed,
             pace_s=price_s(pace, queue, work_s, iterations, pacing),
             late=late,
-            busy=overdue and shut and not has_claim,
+            busy=overdue and shut and not self._has_claim(waiting, policy, now_s),
         )
 
 
