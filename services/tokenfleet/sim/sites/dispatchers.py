@@ -28,6 +28,7 @@ from tokenfleet.core.records import (
     SketchChunk,
 )
 from tokenfleet.core.schedule import decide
+from tokenfleet.core.sent import SendEvent
 from tokenfleet.core.site import Heard, Site
 from tokenfleet.core.tokenpilot.choose import choose
 from tokenfleet.sim.sites.layout import PINNED, Place
@@ -80,7 +81,7 @@ class Setting(Struct, frozen=True, kw_only=True):
     places: tuple[Place, ...]
     policy: Policy
     rng: Random
-    publish: Callable[[PlacementEvent], None]
+    publish: Callable[[SendEvent], None]
 
 
 class FleetMind:
@@ -98,6 +99,8 @@ class FleetMind:
         decision = decided.decision
         if decision.verdict != "redirect":
             return Sent(refused=decision.reason)
+        if decided.sent is not None:
+            self._publish(decided.sent)
         return Sent(site=decision.site)
 
     def heard(self, record: Told, now_s: float) -> None:

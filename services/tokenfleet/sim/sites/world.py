@@ -15,7 +15,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tokenfleet.core.decision import Request
-from tokenfleet.core.records import CapacityShard, KvDelta, KvSnapshot, OutcomeEvent, PlacementEnvelope, PlacementEvent
+from tokenfleet.core.records import CapacityShard, KvDelta, KvSnapshot, OutcomeEvent, PlacementEnvelope
+from tokenfleet.core.sent import SendEvent
 from tokenfleet.core.site import pool_name
 from tokenfleet.core.sketch import Sketch
 from tokenfleet.core.summary import summarise
@@ -183,7 +184,7 @@ class World:
             for dispatcher in replicas:
                 self._agenda.at(at_s, Rank.DELIVERY, partial(dispatcher.heard, record))
 
-    def _publish(self, origin: int, sender: int, event: PlacementEvent) -> None:
+    def _publish(self, origin: int, sender: int, event: SendEvent) -> None:
         """On the origin's own topic: its other replicas hear of it."""
         self._envelopes[origin][sender] += 1
         envelope = PlacementEnvelope(
@@ -191,7 +192,8 @@ class World:
             replica=f"{self.origins[origin]}{sender}",
             start="1",
             n=self._envelopes[origin][sender],
-            events=(event,),
+            events=(),
+            sends=(event,),
         )
         at_s = self._agenda.now_s + self.terms.event_delay_s
         for number, dispatcher in enumerate(self.dispatchers[origin]):
