@@ -13,6 +13,7 @@ from tokenfleet.sim.mixed.compare_command import compare_mixed
 from tokenfleet.sim.mixed.flood_command import run_flood
 from tokenfleet.sim.models.command import run_models
 from tokenfleet.sim.models.compare_command import compare_models
+from tokenfleet.sim.plan.command import run_plan
 from tokenfleet.sim.sites.command import run_sites
 from tokenfleet.sim.sites.compare_command import compare_sites
 
@@ -38,6 +39,7 @@ run_app.command("mixed")(run_mixed)
 run_app.command("flood")(run_flood)
 run_app.command("models")(run_models)
 run_app.command("sites")(run_sites)
+run_app.command("plan")(run_plan)
 sim_app.command("fit")(fit_profile)
 compare_app.command(ROUTING)(compare)
 compare_app.command("mixed")(compare_mixed)
