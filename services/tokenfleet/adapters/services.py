@@ -18,6 +18,7 @@ from tokenfleet.core.decision import Decision
 from tokenfleet.core.errors import BadRequestError
 from tokenfleet.core.site import Site
 from tokenfleet.wire.v1 import (
+    decision_pb2,
     outcomes_pb2,
     outcomes_pb2_grpc,
     scheduler_pb2,
@@ -29,6 +30,7 @@ SERVICE_NAMES: Final = tuple(
 )
 REFUSED_NAMED_MAX: Final = 100  # refused events named in one reply to Report; the rest are only counted
 BATCH_MAX: Final = 64  # requests in one message of RouteStream: its answers are about 64 KiB
+WATCHING_MAX: Final = 10_000  # streams that wait for a ticket's turn; further ones end, and their gateways come again
 AT_ONCE: Final = 16  # of them decided before other calls have their turn: a few milliseconds
 
 
@@ -67,12 +69,30 @@ class SLOMaxService(scheduler_pb2_grpc.SLOMaxServicer):
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
+        self._watching = 0
 
     async def Admit(
         self, request: scheduler_pb2.AdmitRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[scheduler_pb2.AdmitResponse]:
         decision = self._desk.decide(request.request, ADMIT, dry_run=request.dry_run)
         yield scheduler_pb2.AdmitResponse(decision=decision_to_wire(decision))
+        if request.dry_run or decision.ticket is None or self._watching >= WATCHING_MAX:
+            return
+        request.request.ticket = decision.ticket.token
+        self._watching += 1
+        try:
+            yield scheduler_pb2.AdmitResponse(decision=decision_to_wire(await self._in_turn(request.request)))
+        finally:
+            self._watching -= 1
+
+    async def _in_turn(self, request: decision_pb2.Request) -> Decision:
+        """The answer to a ticket once it has its turn, or none any more."""
+        while True:
+            await self._desk.until_turn(request)
+            decision = self._desk.decide(request, ADMIT, dry_run=False)
+            if decision.ticket is None or decision.admission is None:
+                return decision
+            await asyncio.sleep(decision.admission.not_before_s or 0.0)
 
 
 class TokenPilotService(scheduler_pb2_grpc.TokenPilotServicer):
@@ -162,6 +182,8 @@ class FleetMindService(scheduler_pb2_grpc.FleetMindServicer):
         )
         for each in self._desk.books():
             to_wire(each, response.books.add())
+        for pool in self._desk.tickets.states() if self._desk.tickets is not None else ():
+            to_wire(pool, response.batch.add())
         return response
 
     def _holds_none(self, now_s: float) -> str:

@@ -16,6 +16,7 @@ from tokenfleet.core.records import OutcomeEvent, PlacementEvent
 from tokenfleet.core.shard.records import Grant
 from tokenfleet.core.slomax.classify import Classification
 from tokenfleet.core.slomax.quota import Charge, entry_of
+from tokenfleet.core.slomax.tickets import HandedIn, Used
 
 
 class Steps(Struct, frozen=True, kw_only=True):
@@ -78,12 +79,14 @@ class Turn(Struct, frozen=True, kw_only=True):
 
 class Decided(Struct, frozen=True, kw_only=True):
     """The decision, the placement to count if it placed something, and the outcome to report if it refused. `short`: it
-    waits for credit of its pool's book, and those of its class behind it do too."""
+    waits for credit of its pool's book, and those of its class behind it do too. `ticket` must be kept before
+    anybody is answered."""
 
     decision: Decision
     placement: PlacementEvent | None = None
     outcome: OutcomeEvent | None = None
     short: bool = False
+    ticket: HandedIn | Used | None = None
 
 
 class Asked(Struct, frozen=True, kw_only=True):
