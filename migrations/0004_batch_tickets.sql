@@ -53,8 +53,21 @@ select site, model, tenant, state,
 from batch_tickets
 group by site, model, tenant, state;
 
+-- A decide process needs no more than this role: `grant tokenfleet_decide to <login>`.
 do $$
 begin
+    create role tokenfleet_decide nologin;
+exception
+    when duplicate_object or unique_violation then null;
+    when insufficient_privilege then
+        raise notice 'role tokenfleet_decide was not created: ask an administrator, then run the grants of this file';
+end $$;
+do $$
+begin
+    if exists (select from pg_roles where rolname = 'tokenfleet_decide') then
+        grant select, insert, update, delete on batch_tickets to tokenfleet_decide;
+        grant select, insert, update on batch_owners to tokenfleet_decide;
+    end if;
     if exists (select from pg_roles where rolname = 'tokenfleet_audit') then
         grant select on batch_tickets, batch_owners, batch_backlog to tokenfleet_audit;
     end if;

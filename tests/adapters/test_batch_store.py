@@ -3,6 +3,8 @@
 import asyncio
 import signal
 import sys
+from urllib.parse import urlsplit
+from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -22,8 +24,8 @@ from tests.adapters.batch_rows import (
     used,
 )
 from tests.postgres_server import execute
-from tokenfleet.adapters.batch_store import Turn
-from tokenfleet.adapters.postgres import RowsRefusedError
+from tokenfleet.adapters.batch_store import BatchStore, Turn
+from tokenfleet.adapters.postgres import Postgres, PostgresAwayError, RowsRefusedError, migrate
 
 pytestmark = pytest.mark.integration
 
@@ -209,3 +211,19 @@ async def test_the_auditors_role_reads_tickets_and_changes_none(database: str) -
             await connection.execute("update batch_tickets set state = 'done'")
     finally:
         await connection.close()
+
+
+async def test_the_deciders_role_is_enough_and_reads_no_decision(database: str) -> None:
+    await migrate(database)
+    name = f"decides_{uuid4().hex}"
+    await execute(database, f"create role {name} login in role tokenfleet_decide")
+    try:
+        dsn = urlsplit(database)._replace(netloc=f"{name}@{urlsplit(database).netloc.rpartition('@')[2]}").geturl()
+        async with Postgres(dsn) as postgres:
+            store = BatchStore(postgres, "b")
+            await store.write([ticket("r"), used("r"), ended("r"), ticket("s")], wall_s=NOW_S)
+            assert await turn(store, await claimed(store, "one")) == Turn(granted=1, unused=0, expired=0)
+            with pytest.raises(PostgresAwayError, match="permission denied"):
+                await postgres.fetch("select from decisions")
+    finally:
+        await execute(database, f"drop role {name}")
