@@ -162,7 +162,7 @@ async def test_owners_at_once_grant_each_ticket_once(database: str) -> None:
 
 
 async def test_an_owner_that_is_killed_between_looking_and_granting_has_granted_nothing(database: str) -> None:
-    """Its page is locked when it dies; the next owner grants each ticket, once, and nothing is lost."""
+    """The row of its epoch is locked when it dies; the next owner grants each ticket, once, and nothing is lost."""
     async with opened(database) as store:
         await store.write([ticket(f"r{i}") for i in range(50)], wall_s=NOW_S)
         dies = (

@@ -159,3 +159,15 @@ def test_a_dry_run_hands_nothing_in() -> None:
     assert decided.decision.verdict == "defer"
     assert decided.ticket is None
     assert town.site.tickets.backlog("small-chat").tickets == 0
+
+
+def test_a_granted_one_is_not_sent_elsewhere_though_there_is_room() -> None:
+    """Its turn is one of this pool; at another site it would begin to wait anew."""
+    town, other = BatchTown(), Town("c", small=4)
+    town.hears_summary_of(other)
+    most = town.site.policy.classes["batch"].running_max_per_instance
+    first = town.decide(job("last")).decision
+    town.grant(*(f"job-{i}" for i in range(most)), "last")
+    assert {town.place(job(f"job-{i}")).site for i in range(most)} == {"b"}
+    assert town.place(asked("held-back", declared_class="batch", deadline_s=300.0)).verdict == "redirect"
+    assert town.place(shown(first)).verdict == "defer"

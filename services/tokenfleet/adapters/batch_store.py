@@ -1,7 +1,7 @@
 """Batch store: the tickets of batch work in PostgreSQL, and who grants them.
 
-All times are the server's. A state changes only from the state that it follows on, in one statement or under the lock
-of its row, and grants only under the owner's epoch; so what comes twice or late changes nothing.
+All times are the server's. A state changes in one statement and only from the state that it follows on, and is granted
+only under the owner's epoch, whose row is locked meanwhile; so what comes twice or late changes nothing.
 """
 
 import math
@@ -125,13 +125,13 @@ class BatchStore:
             left = room.without(out["tickets"], out["kv_tokens"], ahead=ahead)
             page, more = await _page(connection, pool, terms.page_max)
             chosen = choose(page, left, more)
-            await _mark(connection, chosen, epoch=epoch, grant_s=terms.grant_s)
-        return Turn(granted=len(chosen.granted), unused=len(unused), expired=len(expired))
+            granted = await _mark(connection, chosen, epoch=epoch, grant_s=terms.grant_s)
+        return Turn(granted=granted, unused=len(unused), expired=len(expired))
 
 
 async def _page(connection: Connection, pool: tuple[str, str], page_max: int) -> tuple[list[WaitingTicket], bool]:
-    """The first in line that nobody else grants just now, by deadline, and some of those that were found to miss
-    theirs, since that may have changed; and whether more wait behind."""
+    """The first in line by deadline, and some of those that were found to miss theirs, since that may have changed; and
+    whether more wait behind."""
     first = await connection.fetch(PAGE, *pool, False, page_max)
     missing = await connection.fetch(PAGE, *pool, True, max(1, page_max // 4))
     page = [
@@ -147,12 +147,14 @@ async def _page(connection: Connection, pool: tuple[str, str], page_max: int) ->
     return page, len(first) == page_max
 
 
-async def _mark(connection: Connection, chosen: NextGrants, *, epoch: int, grant_s: float) -> None:
+async def _mark(connection: Connection, chosen: NextGrants, *, epoch: int, grant_s: float) -> int:
+    """How many are granted: one that ended meanwhile is not."""
     for keys, will_miss in ((chosen.misses, True), (chosen.in_time, False)):
         if keys:
             await connection.execute(MISS, *_columns(keys), will_miss)
-    if chosen.granted:
-        await connection.execute(GRANT, *_columns(chosen.granted), epoch, grant_s)
+    if not chosen.granted:
+        return 0
+    return len(await connection.fetch(GRANT, *_columns(chosen.granted), epoch, grant_s))
 
 
 def _row(ticket: HandedIn, wall_s: float) -> tuple[Any, ...]:
@@ -199,10 +201,10 @@ where site = $1 and state = 'granted' and used_at is null and granted_until > no
 """
 WAITING = """
 select model,
-    least($3, ceil(ln(greatest(extract(epoch from deadline - now())::float8, 1)) / $2::float8))::integer as bucket,
+    least($3, ceil(ln(greatest(date_part('epoch', deadline - now()), 1)) / $2::float8))::integer as bucket,
     coalesce(sum(gpu_s) filter (where not will_miss), 0) as gpu_s,
     count(*) as tickets,
-    min(extract(epoch from deadline - now()))::float8 as first_left_s
+    min(date_part('epoch', deadline - now())) as first_left_s
 from batch_tickets where site = $1 and state = 'waiting' group by model, bucket
 """
 DONE = """
@@ -251,16 +253,17 @@ select count(*) as tickets, coalesce(sum(kv_tokens), 0)::float8 as kv_tokens fro
 where site = $1 and model = $2 and state = 'granted' and used_at is null
 """
 PAGE = """
-select tenant, request, attempt, gpu_s, kv_tokens, will_miss, extract(epoch from deadline - now())::float8 as left_s
+select tenant, request, attempt, gpu_s, kv_tokens, will_miss, date_part('epoch', deadline - now()) as left_s
 from batch_tickets
 where site = $1 and model = $2 and state = 'waiting' and will_miss = $3 and not_before <= now()
-order by deadline limit $4 for update skip locked
+order by deadline limit $4
 """
 GRANT = """
 update batch_tickets t
 set state = 'granted', epoch = $4, granted_until = now() + $5::float8 * interval '1 second'
 from unnest($1::text[], $2::text[], $3::integer[]) as g (tenant, request, attempt)
 where (t.tenant, t.request, t.attempt) = (g.tenant, g.request, g.attempt) and t.state = 'waiting'
+returning 1
 """
 MISS = """
 update batch_tickets t set will_miss = $4

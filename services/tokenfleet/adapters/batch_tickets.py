@@ -35,6 +35,8 @@ RETRY_FIRST_S: Final = 0.1
 RETRY_MAX_S: Final = 2.0
 LOOK_EVERY_S: Final = 1.0
 COUNT_EVERY_S: Final = 5.0  # what waits is summed up over all rows
+COUNT_SHARE_MAX: Final = 0.02  # of the time is spent on that, unless it would be older than
+COUNT_AGE_MAX_S: Final = 60.0
 
 WAITING = Gauge("tokenfleet_batch_tickets_waiting", "Tickets of batch work that wait in PostgreSQL", ["model"])
 WAITING_S = Gauge("tokenfleet_batch_gpu_seconds_waiting", "GPU seconds of tickets that can be in time", ["model"])
@@ -92,7 +94,7 @@ class BatchTickets:
         self._looked = asyncio.Event()
         self._epochs: dict[str, int] = {}
         self._pools: dict[str, PoolTickets] = {}
-        self._counted_s = float("-inf")
+        self._count_again_s = float("-inf")
         self._away = "PostgreSQL was not asked yet"
 
     def keep(self, event: TicketEvent) -> bool:
@@ -193,8 +195,10 @@ class BatchTickets:
         granted: list[Key] = await self._store.granted()
         self._site.tickets.heard_granted(granted)
         OUT.labels(self._site.name).set(len(granted))
-        if (now_s := monotonic_s()) - self._counted_s >= COUNT_EVERY_S:
+        if (now_s := monotonic_s()) >= self._count_again_s:
             await self._count(now_s)
+            took_s = monotonic_s() - now_s
+            self._count_again_s = now_s + max(COUNT_EVERY_S, min(took_s / COUNT_SHARE_MAX, COUNT_AGE_MAX_S))
         for pool in self._site.pools(monotonic_s()):
             await self._own(pool)
 
@@ -203,7 +207,6 @@ class BatchTickets:
         found = await self._store.pools(window_s=window_s)
         served = {pool.model: none_waits() for pool in self._site.pools(now_s)}
         self._pools = served | found
-        self._counted_s = now_s
         tickets = self._site.tickets
         tickets.heard_backlogs({model: told.backlog for model, told in self._pools.items()})
         for model, told in self._pools.items():
