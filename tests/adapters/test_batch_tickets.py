@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY
 from tests.adapters.batch_rows import rows, states, ticket
 from tests.adapters.desks import Office, event, request
 from tests.postgres_proxy import Proxy
-from tokenfleet.adapters import batch_tickets
+from tokenfleet.adapters import batch_tickets, services
 from tokenfleet.adapters.batch_store import BatchStore
 from tokenfleet.adapters.batch_tickets import LANE, BatchTickets
 from tokenfleet.adapters.clock import monotonic_s, wall_s
@@ -126,6 +126,27 @@ async def test_an_open_stream_is_told_when_its_turn_comes(database: str, tmp_pat
         sites: Any = scheduler_pb2_grpc.FleetMindStub(channel)
         [told] = (await sites.Sites(scheduler_pb2.SitesRequest())).batch
         assert (told.model, told.owned) == ("small-chat", True)
+
+
+async def test_an_open_stream_hears_the_forecast_again_and_ends_with_the_deadline(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "FORECAST_AGAIN_S", 0.05)
+    await migrate(database)
+    async with working(database, tmp_path, queued=1, deadline_min_s=0.3) as office, office.serving() as (_, channel):
+        await until(lambda: not office.desk.site.tickets.closed)
+        policy = office.desk.site.policy
+        gate = replace(policy.slomax.gate, enabled=False)  # a mere forecast refuses nobody, a deadline that passed does
+        office.desk.site.policy = replace(policy, slomax=replace(policy.slomax, gate=gate))
+        stub: Any = scheduler_pb2_grpc.SLOMaxStub(channel)
+        asked = scheduler_pb2.AdmitRequest(request=job("r", deadline_s=5.0, max_tokens=10))
+        answers = [each.decision async for each in stub.Admit(asked, timeout=WAIT_MAX_S)]
+        assert [each.verdict for each in answers[:-1]] == [decision_pb2.VERDICT_DEFER] * (len(answers) - 1)
+        assert len(answers) > 3
+        assert (answers[-1].verdict, answers[-1].reason) == (
+            decision_pb2.VERDICT_REJECT,
+            decision_pb2.REASON_INFEASIBLE,
+        )
 
 
 async def test_a_stream_that_closes_takes_nothing_back_and_a_cancel_does(database: str, tmp_path: Path) -> None:

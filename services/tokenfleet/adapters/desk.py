@@ -4,7 +4,9 @@ No call waits for Kafka or PostgreSQL: records go to the outbox, many decisions'
 together.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -110,12 +112,14 @@ class Desk:
         self._write()
         return answers
 
-    async def until_turn(self, message: decision_pb2.Request) -> None:
-        """Returns when the request's ticket is granted, or no policy wants tickets any more."""
+    async def until_turn(self, message: decision_pb2.Request, *, within_s: float) -> None:
+        """Returns when the request's ticket is granted, no policy wants tickets any more, or the time is over."""
         request = request_from_wire(message, site=self.site.name, caller=caller())
-        while self.site.policy.slomax.batch.enabled and not self.site.tickets.granted(request):
-            assert self.tickets is not None, "a ticket was given out"
-            await self.tickets.look()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self.site.policy.slomax.batch.enabled and not self.site.tickets.granted(request):
+                    assert self.tickets is not None, "a ticket was given out"
+                    await self.tickets.look()
 
     def what_if(self, message: decision_pb2.Request, changes: Changes) -> WhatIf:
         """What would be chosen now, and under `changes`. Leaves no trace."""

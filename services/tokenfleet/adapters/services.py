@@ -31,6 +31,7 @@ SERVICE_NAMES: Final = tuple(
 REFUSED_NAMED_MAX: Final = 100  # refused events named in one reply to Report; the rest are only counted
 BATCH_MAX: Final = 64  # requests in one message of RouteStream: its answers are about 64 KiB
 WATCHING_MAX: Final = 10_000  # streams that wait for a ticket's turn; further ones end, and their gateways come again
+FORECAST_AGAIN_S: Final = 300.0  # between two words on a ticket that waits by an open stream
 AT_ONCE: Final = 16  # of them decided before other calls have their turn: a few milliseconds
 
 
@@ -78,21 +79,25 @@ class SLOMaxService(scheduler_pb2_grpc.SLOMaxServicer):
         yield scheduler_pb2.AdmitResponse(decision=decision_to_wire(decision))
         if request.dry_run or decision.ticket is None or self._watching >= WATCHING_MAX:
             return
-        request.request.ticket = decision.ticket.token
         self._watching += 1
         try:
-            yield scheduler_pb2.AdmitResponse(decision=decision_to_wire(await self._in_turn(request.request)))
+            async for later in self._in_turn(request.request, decision):
+                yield scheduler_pb2.AdmitResponse(decision=decision_to_wire(later))
         finally:
             self._watching -= 1
 
-    async def _in_turn(self, request: decision_pb2.Request) -> Decision:
-        """The answer to a ticket once it has its turn, or none any more."""
-        while True:
-            await self._desk.until_turn(request)
-            decision = self._desk.decide(request, ADMIT, dry_run=False)
-            if decision.ticket is None or decision.admission is None:
-                return decision
-            await asyncio.sleep(decision.admission.not_before_s or 0.0)
+    async def _in_turn(self, asked: decision_pb2.Request, decision: Decision) -> AsyncIterator[Decision]:
+        """What is said of a ticket from now on: the forecast again from time to time, and last what becomes of it."""
+        began_s, elapsed_s = monotonic_s(), asked.elapsed_s
+        while decision.ticket is not None:
+            asked.ticket = decision.ticket.token
+            if decision.ticket.granted and decision.admission is not None:
+                await asyncio.sleep(decision.admission.not_before_s or 0.0)
+            else:
+                await self._desk.until_turn(asked, within_s=FORECAST_AGAIN_S)
+            asked.elapsed_s = elapsed_s + monotonic_s() - began_s
+            decision = self._desk.decide(asked, ADMIT, dry_run=False)
+            yield decision
 
 
 class TokenPilotService(scheduler_pb2_grpc.TokenPilotServicer):
