@@ -12,7 +12,7 @@ from tokenfleet.adapters.clock import monotonic_s
 from tokenfleet.adapters.desk import Asked, Desk
 from tokenfleet.adapters.grpc_server import problem_of
 from tokenfleet.adapters.late_answers import LateAnswers, interleaved
-from tokenfleet.adapters.messages import changes_from_wire, decision_to_wire, to_wire
+from tokenfleet.adapters.messages import changes_from_wire, decision_to_wire, to_wire, wire_fields
 from tokenfleet.core.asked import ADMIT, DISPATCH, ROUTE, SCHEDULE, Steps
 from tokenfleet.core.decision import Decision
 from tokenfleet.core.errors import BadRequestError
@@ -265,7 +265,7 @@ def _schedule_response(answer: Decision | Exception, *, held: str = "") -> sched
 
 def _add_answer(response: scheduler_pb2.RouteStreamResponse, answer: Decision | Exception, *, held: str = "") -> None:
     if isinstance(answer, Decision):
-        to_wire(answer, response.answers.add(held=held).decision)
+        response.answers.add(held=held, decision=wire_fields(answer, decision_pb2.Decision.DESCRIPTOR))
     else:
         response.answers.add(error=problem_of(answer, method="RouteStream"), held=held)
 

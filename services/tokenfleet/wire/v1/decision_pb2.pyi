@@ -121,7 +121,7 @@ class Request(_message.Message):
     def __init__(self, id: _Optional[str] = ..., attempt: _Optional[int] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., origin: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., block_keys: _Optional[bytes] = ..., block_tokens: _Optional[int] = ..., stream: _Optional[bool] = ..., task: _Optional[str] = ..., declared_class: _Optional[str] = ..., deadline_s: _Optional[float] = ..., session: _Optional[str] = ..., adapter: _Optional[str] = ..., data_class: _Optional[str] = ..., local_only: _Optional[bool] = ..., hop: _Optional[int] = ..., lease: _Optional[str] = ..., sites_tried: _Optional[_Iterable[str]] = ..., elapsed_s: _Optional[float] = ..., upload_bytes: _Optional[int] = ..., wait_max_s: _Optional[float] = ..., idempotency_key: _Optional[str] = ..., body_hash: _Optional[int] = ..., ticket: _Optional[str] = ...) -> None: ...
 
 class Candidate(_message.Message):
-    __slots__ = ("instance", "cost_s", "ttft_s", "wait_s", "work_s", "bias_s", "margin_s", "reuse_s", "kv_s", "decode_s", "hit_tokens", "uncached_tokens", "p_hit", "age_s", "suspect", "weight_s", "saved_s", "kv_use", "filtered")
+    __slots__ = ("instance", "cost_s", "ttft_s", "wait_s", "work_s", "bias_s", "margin_s", "reuse_s", "kv_s", "decode_s", "hit_tokens", "uncached_tokens", "p_hit", "age_s", "suspect", "weight_s", "saved_s", "kv_use", "filtered", "pace_s")
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     COST_S_FIELD_NUMBER: _ClassVar[int]
     TTFT_S_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +141,7 @@ class Candidate(_message.Message):
     SAVED_S_FIELD_NUMBER: _ClassVar[int]
     KV_USE_FIELD_NUMBER: _ClassVar[int]
     FILTERED_FIELD_NUMBER: _ClassVar[int]
+    PACE_S_FIELD_NUMBER: _ClassVar[int]
     instance: str
     cost_s: float
     ttft_s: float
@@ -160,7 +161,8 @@ class Candidate(_message.Message):
     saved_s: float
     kv_use: float
     filtered: str
-    def __init__(self, instance: _Optional[str] = ..., cost_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., work_s: _Optional[float] = ..., bias_s: _Optional[float] = ..., margin_s: _Optional[float] = ..., reuse_s: _Optional[float] = ..., kv_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., hit_tokens: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., p_hit: _Optional[float] = ..., age_s: _Optional[float] = ..., suspect: _Optional[bool] = ..., weight_s: _Optional[float] = ..., saved_s: _Optional[float] = ..., kv_use: _Optional[float] = ..., filtered: _Optional[str] = ...) -> None: ...
+    pace_s: float
+    def __init__(self, instance: _Optional[str] = ..., cost_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., work_s: _Optional[float] = ..., bias_s: _Optional[float] = ..., margin_s: _Optional[float] = ..., reuse_s: _Optional[float] = ..., kv_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., hit_tokens: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., p_hit: _Optional[float] = ..., age_s: _Optional[float] = ..., suspect: _Optional[bool] = ..., weight_s: _Optional[float] = ..., saved_s: _Optional[float] = ..., kv_use: _Optional[float] = ..., filtered: _Optional[str] = ..., pace_s: _Optional[float] = ...) -> None: ...
 
 class SiteOption(_message.Message):
     __slots__ = ("site", "refused", "cost", "ttft_s", "wait_s", "network_s", "hit_tokens", "summary_age_s", "work_s", "crowding_s", "tpot_excess_s", "latency_cost", "gpu_cost", "egress_cost", "stale")
