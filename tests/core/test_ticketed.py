@@ -115,7 +115,8 @@ def test_a_granted_one_without_room_keeps_its_grant_and_comes_again_soon() -> No
 
 def test_the_more_goes_first_the_later_it_is_to_come_again_and_a_miss_is_told() -> None:
     town = BatchTown(poll_max_s=1e6)
-    town.site.tickets.heard_backlogs({"small-chat": Backlog({bucket_of(1_000.0): 400.0}, tickets=9)})
+    most = town.site.policy.classes["batch"].running_max_per_instance
+    town.site.tickets.heard_backlogs({"small-chat": Backlog({bucket_of(1_000.0): 400.0 * most}, tickets=9)})
     decision = town.decide(job()).decision
     assert decision.admission is not None
     assert decision.admission.not_before_s == pytest.approx(200.0, rel=0.2)

@@ -244,7 +244,7 @@ class BatchTickets:
         room = room_of(pool, policy.classes[BATCH], BATCH)
         if self._queued(pool.model):
             room = Room(0, 0.0, 0)
-        rate = self._site.tickets.rate(pool.model).per_s or float(pool.columns.usable().sum())
+        rate = self._site.tickets.rate(pool.model).per_s or float(room.seats)
         return await self._store.turn(
             pool.model,
             epoch=epoch,

@@ -14,6 +14,7 @@ from tokenfleet.core.asked import Asked, Decided, Steps
 from tokenfleet.core.decision import BatchTicket, Decision, Request
 from tokenfleet.core.site import Site
 from tokenfleet.core.slomax.admit import Ruling
+from tokenfleet.core.slomax.grants import seats_of
 from tokenfleet.core.slomax.queues import output_price_s
 from tokenfleet.core.slomax.tickets import HandedIn, Standing, Used
 from tokenfleet.core.tokenpilot.held import waiting_of
@@ -71,7 +72,7 @@ def _waits(site: Site, asked: Asked, ruling: Ruling) -> Decided:
     request, terms = asked.request, asked.policy.slomax.batch
     left_s, gpu_s = _left_s(asked), _gpu_s(asked)
     assert left_s is not None
-    rate_max = float(max(int(asked.pool.columns.usable().sum()), 1))  # a GPU second a second each
+    rate_max = float(max(seats_of(asked.pool, asked.policy.classes[BATCH]), 1))
     standing = site.tickets.standing(request.model, left_s=left_s, gpu_s=gpu_s, rate_max=rate_max)
     wait_s = min(max(POLL_SHARE * standing.wait_s, terms.poll_min_s), terms.poll_max_s)
     ticket = BatchTicket(

@@ -57,7 +57,13 @@ def room_of(pool: PoolView, terms: RequestClass, request_class: str) -> Room:
     seats = np.full(len(pool), float(most)) if running is None else np.maximum(most - running, 0.0)
     kv_tokens = terms.kv_share_max * columns.fixed.kv_total - columns.kv_held
     kv_left = np.where(np.isnan(kv_tokens), np.inf, np.maximum(kv_tokens, 0.0))
-    return Room(int(seats[is_open].sum()), float(kv_left[is_open].sum()), most * int(usable.sum()))
+    return Room(int(seats[is_open].sum()), float(kv_left[is_open].sum()), seats_of(pool, terms))
+
+
+def seats_of(pool: PoolView, terms: RequestClass) -> int:
+    """How many requests of the class may run in all: also the most GPU seconds that can end a second, since none takes
+    less time than it was predicted to take alone."""
+    return terms.running_max_per_instance * int(pool.columns.usable().sum())
 
 
 def next_grants(page: Sequence[WaitingTicket], room: Room, *, rate: float | None, more: bool) -> NextGrants:
