@@ -31,6 +31,7 @@ from tokenfleet.core.records import (
     PlacementEvent,
 )
 from tokenfleet.core.schedule import decide
+from tokenfleet.core.sent import SendEvent
 from tokenfleet.core.site import Site
 from tokenfleet.core.slomax.tickets import Ended, HandedIn, TicketEvent, Used
 from tokenfleet.core.ticketed import BATCH, lacks_ticket
@@ -177,6 +178,9 @@ class Desk:
             self._kept(decided.ticket)
         if decided.placement is not None:
             self._place(decided.placement, now_s=now_s, session=request.session, block_keys=request.block_keys)
+        if decided.sent is not None:
+            partition = partition_of(decided.sent.site, self._partitions(PLACEMENTS.name))
+            self._unwritten.sends.setdefault(partition, []).append(decided.sent)
         if decided.outcome is not None:
             self._unwritten.outcomes.setdefault(self._partition_of(decided.outcome), []).append(decided.outcome)
         self._unwritten.decisions.append(decision)
@@ -215,14 +219,15 @@ class Desk:
     def _write(self) -> None:
         """Puts all that is not written yet into the outbox: placements first, evidence last."""
         unwritten, self._unwritten = self._unwritten, _Unwritten()
-        for partition, placed in unwritten.placements.items():
+        for partition in unwritten.placements | unwritten.sends:
             self._envelopes += 1
             placements = PlacementEnvelope(
                 site=self.site.name,
                 replica=self.site.replica,
                 start=str(self._start),
                 n=self._envelopes,
-                events=tuple(placed),
+                events=tuple(unwritten.placements.get(partition, ())),
+                sends=tuple(unwritten.sends.get(partition, ())),
             )
             self._outbox.put(PLACEMENTS, self.site.name, placements, partition=partition)
         for partition, outcomes in unwritten.outcomes.items():
@@ -257,5 +262,6 @@ class _Unwritten:
 
     def __init__(self) -> None:
         self.placements: dict[int, list[PlacementEvent]] = {}
+        self.sends: dict[int, list[SendEvent]] = {}
         self.outcomes: dict[int, list[OutcomeEvent]] = {}
         self.decisions: list[Decision] = []

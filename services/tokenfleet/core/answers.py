@@ -32,8 +32,9 @@ def elsewhere(site: Site, asked: Asked, sent: Dispatch) -> Decided:
     if asked.charge.refused:
         wait_s = retry_after_s(asked.charge.retry_after_s or 0.0, asked.policy, asked.rng)
         return refused_for(site, asked, "quota", asked.charge.refused, dispatch=sent, retry_after_s=wait_s)
-    if sent.send is not None and not asked.request.dry_run:
-        site.sends.sent(sent.send)
+    counted = sent.send if not asked.request.dry_run else None
+    if counted is not None:
+        site.sends.sent(counted)
     option = next(option for option in sent.options if option.site == sent.site)
     age_s = _telemetry_age_s(site, option)
     decision = _decision(
@@ -50,7 +51,7 @@ def elsewhere(site: Site, asked: Asked, sent: Dispatch) -> Decided:
         sentence=sent.sentence,
         admission=_evidence(asked),
     )
-    return Decided(decision=decision)
+    return Decided(decision=decision, sent=None if counted is None else counted.event())
 
 
 def ruled_out(site: Site, asked: Asked, ruling: Ruling, sent: Dispatch | None) -> Decided:
