@@ -79,6 +79,7 @@ def request_from_wire(
         dry_run=dry_run,
         idempotency_key=_text("idempotency_key", message.idempotency_key),
         body_hash=message.body_hash,
+        ticket=_text("ticket", message.ticket),
     )
 
 

@@ -6,7 +6,16 @@ from msgspec.structs import replace
 
 from tokenfleet.core.asked import Asked, Decided, chance_of
 from tokenfleet.core.blocks import KEY_BYTES
-from tokenfleet.core.decision import BLOCKS_TOLD_MAX, Admission, Decision, Mode, Reason, SiteOption, Verdict
+from tokenfleet.core.decision import (
+    BLOCKS_TOLD_MAX,
+    Admission,
+    BatchTicket,
+    Decision,
+    Mode,
+    Reason,
+    SiteOption,
+    Verdict,
+)
 from tokenfleet.core.fleetmind.dispatch import Dispatch
 from tokenfleet.core.records import Entry, OutcomeEvent, PlacementEvent
 from tokenfleet.core.site import Site, pool_name
@@ -114,6 +123,23 @@ def _telemetry_age_s(site: Site, option: SiteOption) -> float | None:
     if summary is None or summary.age_s is None or option.summary_age_s is None:
         return None
     return summary.age_s + option.summary_age_s
+
+
+def deferred(site: Site, asked: Asked, admission: Admission, ticket: BatchTicket, why: str) -> Decided:
+    """It is to come again, by its ticket."""
+    decision = _decision(
+        site,
+        asked,
+        verdict="defer",
+        site_name=site.name,
+        admission=admission,
+        ticket=ticket,
+        sentence=f"defer: {why}",
+        considered=len(asked.pool),
+        mode=_mode(asked, asked.pool.age_s),
+        age_s=asked.pool.age_s,
+    )
+    return Decided(decision=decision)
 
 
 def stays(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | None) -> Decided:

@@ -49,6 +49,7 @@ from tokenfleet.core.slomax.iterations import Iterations
 from tokenfleet.core.slomax.queues import Queues
 from tokenfleet.core.slomax.quota import Quotas, entry_of
 from tokenfleet.core.slomax.retry import RetryBudgets
+from tokenfleet.core.slomax.tickets import Tickets
 from tokenfleet.core.tokenpilot.held import Call, Held, Waiting
 
 Fact = (
@@ -100,6 +101,7 @@ class Site:
         self.gates = Gates(policy)
         self.envelopes = Envelopes()
         self.purse: Purse | None = None
+        self.tickets = Tickets()
         self.calibration_revision = 0
         self._calibrations: dict[str, PoolCalibration] = {}
         self.held = Held()
