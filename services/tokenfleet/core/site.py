@@ -49,6 +49,7 @@ from tokenfleet.core.slomax.iterations import Iterations
 from tokenfleet.core.slomax.queues import Queues
 from tokenfleet.core.slomax.quota import Quotas, entry_of
 from tokenfleet.core.slomax.retry import RetryBudgets
+from tokenfleet.core.slomax.returns import Returns
 from tokenfleet.core.tokenpilot.held import Call, Held, Waiting
 
 Fact = (
@@ -95,6 +96,7 @@ class Site:
         self.sends = Sends(kept_s=policy.fleetmind.sends_kept_s)
         self.quotas = Quotas()
         self.retries = RetryBudgets(policy.slomax.retry)
+        self.returns = Returns()
         self.outputs = OutputTable()
         self.repeats = Repeats(lambda tenant: entry_of(tenant, self.policy))
         self.gates = Gates(policy)
@@ -132,6 +134,7 @@ class Site:
                     self.held.heard_another(how.now_s)
                     for event in fact.events:
                         self.gates.told(event)
+                        self.returns.told(event)
                 self.ledger.hear(fact, partition=how.partition, now_s=how.now_s)
                 self.envelopes.read(fact)
             case SiteSummary():
@@ -226,6 +229,7 @@ class Site:
         self.sends.kept_s = policy.fleetmind.sends_kept_s
         self.quotas.retain(frozenset(policy.tenants))
         self.retries.follow(policy)
+        self.returns.retain(frozenset(policy.models))
         self.duplicates.follow(policy)
         self.gates.follow(policy)
         if self.purse is not None:
@@ -261,6 +265,7 @@ class Site:
             return
         self.failures.probed(event.instance, now_s)
         self._turns[event.entry.model] += 1
+        self.returns.told(event)
         self.sessions.served(event.entry.tenant, session, instance=event.instance)
 
     def settled(self, event: OutcomeEvent, *, now_s: float) -> tuple[OutcomeEvent, PlacementEvent | None]:
@@ -280,6 +285,7 @@ class Site:
                 self.held.heard_first_token(entry.model, ttft_s=event.elapsed_s, lag_s=lag_s)
             elif event.kind == "finished":
                 self.held.heard_end(told=self.ledger.has_first_token(event.decision))
+                self.returns.ended(entry)
         if event.kind in TERMINAL_KINDS and event.model in self._queues and not self.ledger.has_ended(event.decision):
             self._queues[event.model].settled(event, self.policy, now_s)
         if event.kind in TERMINAL_KINDS:

@@ -6,6 +6,7 @@ PostgreSQL is away, and says how old they are.
 
 import asyncio
 import logging
+import secrets
 from collections import Counter as CountOf
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +90,9 @@ async def run(settings: DecideSettings) -> None:
             partitions=counts.__getitem__,
             ready=_once(lambda: _tables(followers)[0] and bool(followers) and _answered(site, shards)),
         )
+        # Without a key of the site's, this life alone can read its tickets.
+        key = secret_of(settings, "shard_secret") or secrets.token_bytes(32)
+        site.returns.sign_with(key, issuer=f"{settings.replica}/{spool.start_count}")
         shards = _shards(kafka, site, desk, followers, start=spool.start_count, settings=settings)
         server = GrpcServer(
             settings.listen,

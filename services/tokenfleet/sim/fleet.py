@@ -14,6 +14,7 @@ from typing import Literal
 from msgspec import Struct
 
 from tokenfleet.core.accounts import Feedback
+from tokenfleet.core.decision import Request
 from tokenfleet.core.goodput.lessons import Lessons
 from tokenfleet.core.policy import Policy, TokenPilotPolicy
 from tokenfleet.core.records import (
@@ -44,7 +45,8 @@ class FleetTerms(Struct, frozen=True, kw_only=True):
     """What a fleet consists of. `drain_max_s` bounds the time after the last arrival: what is open then is unfinished.
 
     Each of the `instances` is a slot that serves the model `serving` names for it, one of `models`, at a time.
-    Without `engine_counts` scrapes tell neither the requests of the engines nor the KV that they use.
+    Without `engine_counts` scrapes tell neither the requests of the engines nor the KV that they use. Callers who are
+    told to come again do so for `patience_s` after their arrival; `shows_tickets` says whether with their tickets.
     `policy`, `weights`, `prior_factor` and `learning` are for the routers (router.Setup).
     """
 
@@ -62,6 +64,8 @@ class FleetTerms(Struct, frozen=True, kw_only=True):
     prior_factor: float = 1.0
     learning: bool = False
     drain_max_s: float = 3_600.0
+    patience_s: float = 0.0
+    shows_tickets: bool = True
 
 
 @dataclass(slots=True)
@@ -134,16 +138,32 @@ class Fleet:
         gateway, request = self._gateways[served.gateway], served.request()
         if self._overseer is not None:
             self._overseer.offered(request, now_s)
+        self._ask(gateway, served, request, now_s)
+
+    def _ask(self, gateway: _Gateway, served: Served, request: Request, now_s: float) -> None:
         self._follow(gateway.router.route(request, now_s), now_s)
         if served.dispatched_s is None:  # held: the others' order may have changed by it, and its own turn be now
             self._release(gateway, now_s)
         self._await_release(gateway, now_s)
 
+    def _will_come_again(self, served: Served, answer: Answer, now_s: float) -> bool:
+        """Notes the ticket of one whose caller has the patience."""
+        if answer.again_s is None or now_s + answer.again_s - served.row.at_s > self.terms.patience_s:
+            return False
+        served.ticket = answer.ticket if self.terms.shows_tickets else ""
+        return True
+
+    def _come_again(self, served: Served, now_s: float) -> None:
+        served.attempt += 1
+        self._ask(self._gateways[served.gateway], served, served.request(now_s), now_s)
+
     def _follow(self, answer: Answer, now_s: float) -> None:
         """Do what a gateway answered; a held request stays where it is."""
         served = self._open[answer.request]
         assert served.dispatched_s is None, f"request {answer.request} was answered twice"
-        if answer.refused:
+        if answer.refused and self._will_come_again(served, answer, now_s):
+            self._agenda.at(now_s + (answer.again_s or 0.0), Rank.ARRIVAL, partial(self._come_again, served))
+        elif answer.refused:
             served.refused, served.refused_s = answer.refused, now_s
             del self._open[answer.request]
             if self._overseer is not None:
