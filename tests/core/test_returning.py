@@ -167,6 +167,8 @@ def test_who_would_be_late_is_told_to_come_again_only_if_it_could_be_in_time_the
     chat = b.place(asked("chat"))
     assert chat.admission is not None
     assert (chat.admission.gate, chat.return_ticket, chat.admission.retry_after_s) == ("reject", "", None)
+    reserve = replace(b.site.policy.slomax.reserve, enabled=False)
+    b.site.adopt(replace(b.site.policy, slomax=replace(b.site.policy.slomax, reserve=reserve)))
     told = [b.place(asked(f"r-{n}", declared_class="batch", deadline_s=5.5, max_tokens=8)) for n in range(40)]
     assert {each.reason for each in told} <= {"infeasible", ""}
     helped = [each for each in told if each.return_ticket]

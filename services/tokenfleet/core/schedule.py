@@ -29,6 +29,7 @@ from tokenfleet.core.fleetmind.residency import residency_refusal
 from tokenfleet.core.paced import paced, stays_in_line
 from tokenfleet.core.policy import Policy
 from tokenfleet.core.records import SiteSummary
+from tokenfleet.core.reserving import kept_free
 from tokenfleet.core.returning import kept_from, standing_of, stood_on, told_when
 from tokenfleet.core.site import Site, pool_name
 from tokenfleet.core.slomax.admit import Ruling, admit, barred
@@ -375,6 +376,7 @@ def _ruled(site: Site, asked: Asked) -> Ruling:
         charge=asked.charge,
         queues=asked.paces,
         kept=kept_from(site, asked),
+        kept_free=kept_free(site, asked) if asked.pool.columns.usable().any() else "",
         held_s=site.held.ahead_s(model, request_class, policy.classes) if gated and site.held else 0.0,
         gate=site.gates.of(model) if gated else None,
         rtt_s=0.0 if request.origin == site.name else terms.rtt_s.get(request.origin, terms.rtt_default_s),

@@ -48,6 +48,7 @@ from tokenfleet.core.slomax.gates import Gates
 from tokenfleet.core.slomax.iterations import Iterations
 from tokenfleet.core.slomax.queues import Queues
 from tokenfleet.core.slomax.quota import Quotas, entry_of
+from tokenfleet.core.slomax.reserve import Reserves
 from tokenfleet.core.slomax.retry import RetryBudgets
 from tokenfleet.core.slomax.returns import Returns
 from tokenfleet.core.tokenpilot.held import Call, Held, Waiting
@@ -100,6 +101,7 @@ class Site:
         self.outputs = OutputTable()
         self.repeats = Repeats(lambda tenant: entry_of(tenant, self.policy))
         self.gates = Gates(policy)
+        self.reserves = Reserves(policy)
         self.envelopes = Envelopes()
         self.purse: Purse | None = None
         self.calibration_revision = 0
@@ -232,6 +234,7 @@ class Site:
         self.returns.retain(frozenset(policy.models))
         self.duplicates.follow(policy)
         self.gates.follow(policy)
+        self.reserves.follow(policy)
         if self.purse is not None:
             self.purse.enabled = policy.slomax.shard.enabled
         for queues in self._queues.values():

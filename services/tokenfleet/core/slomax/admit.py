@@ -74,6 +74,7 @@ def admit(
     held_s: float = 0.0,
     queues: bool = False,
     kept: Kept = NOTHING_KEPT,
+    kept_free: str = "",
     gate: Gate | None = None,
     rtt_s: float = 0.0,
     output_q50_tokens: float,
@@ -86,7 +87,7 @@ def admit(
     `held` requests of the class wait to be bound to an instance of the pool: they have their places among its running.
     `held_s` is the work of all that are held and go before it, `rtt_s` the way to the client; both are for the `gate`,
     None where it is not to be asked. `queues`: what finds no room waits in the queue of its class. `kept` are places of
-    others, who were told to come again. Output estimates are
+    others, who were told to come again, `kept_free` says why the request must leave room. Output estimates are
     learned ones, cut here at the caller's budget. `rng` spreads Retry-After. Raises UnknownModelError and
     UnknownTenantError for names that the policy lacks.
     """
@@ -129,7 +130,7 @@ def admit(
     if queues:
         ruling = Ruling(verdict="admit", admission=evidence)
     else:
-        ruling = _by_load(evidence, room, terms, policy, kept=kept, slack_s=slack_s, rng=rng)
+        ruling = _by_load(evidence, room, terms, policy, kept=kept, kept_free=kept_free, slack_s=slack_s, rng=rng)
     if gate is None or ruling.verdict != "admit":
         return ruling
     ahead = _ahead(request, evidence, room, terms, pool, held_s=held_s, rtt_s=rtt_s)
@@ -156,6 +157,7 @@ def _by_load(
     policy: Policy,
     *,
     kept: Kept,
+    kept_free: str,
     slack_s: float | None,
     rng: Random,
 ) -> Ruling:
@@ -169,6 +171,8 @@ def _by_load(
     elif wait_s > terms.backlog_max_s:
         problem = f"the least wait is {wait_s:.1f} s{others}, the class may wait {terms.backlog_max_s:.1f} s"
         free_in_s = wait_s + room.work_s - terms.backlog_max_s  # an instance drains 1 s a second
+    elif kept_free:
+        problem, free_in_s = kept_free, _first_end_s(room)
     else:
         return Ruling(verdict="admit", admission=evidence)
     if terms.ttft_s is None and slack_s is not None and slack_s * DEFER_SLACK_SHARE > policy.slomax.retry_after_max_s:
