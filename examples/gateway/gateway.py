@@ -55,6 +55,12 @@ class Gateway:
             if decision.verdict == decision_pb2.VERDICT_ADMIT:
                 if self.run(request, decision, targets, prompt, arrived_s):
                     return True
+            elif decision.return_ticket and attempt + 1 < ATTEMPTS_MAX:  # no room now: it keeps its place until then
+                again_s = decision.admission.retry_after_s or decision.admission.not_before_s
+                print(f"           comes again in {again_s:.1f} s, with its place in line")
+                time.sleep(again_s)
+                request.return_ticket = decision.return_ticket
+                del request.sites_tried[:]
             elif targets == self.targets:  # the origin's word is the last one
                 return False
             else:

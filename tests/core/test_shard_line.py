@@ -5,7 +5,16 @@ from tokenfleet.core.shard.line import Line
 from tokenfleet.core.shard.records import Holder, Order, Ticket
 
 
-def place(line: Line, name: str, tenant: str, work_s: float = 1.0, *, rank: int = 0) -> None:
+def place(
+    line: Line,
+    name: str,
+    tenant: str,
+    work_s: float = 1.0,
+    *,
+    rank: int = 0,
+    came_s: float | None = None,
+    again: bool = False,
+) -> None:
     order = Order(cluster="k", claim=0, n=1)
     me = Holder(replica="b", start="1")
     ticket = Ticket(
@@ -19,10 +28,10 @@ def place(line: Line, name: str, tenant: str, work_s: float = 1.0, *, rank: int 
         rank=rank,
         units=1,
         work_s=work_s,
-        virtual_start=line.start(rank, tenant),
+        virtual_start=line.start(rank, tenant, came_s=came_s if again else None),
         token="",
     )
-    line.put(ticket, holder=me, n=1, heard_s=0.0, heard_live_s=0.0)
+    line.put(ticket, holder=me, n=1, heard_s=0.0, heard_live_s=0.0, came_s=came_s)
 
 
 def names(line: Line) -> list[str]:
@@ -55,3 +64,16 @@ def test_a_lesser_rank_goes_first_and_what_came_back_before_all() -> None:
     assert names(line) == ["chat"]
     line.give_back(batch)
     assert names(line) == ["batch", "chat"]
+
+
+def test_who_comes_again_goes_before_those_of_its_tenant_who_came_later_and_takes_no_turn_of_another_s() -> None:
+    line = Line()
+    for number, came_s in enumerate((1.0, 3.0, 4.0)):
+        place(line, f"own{number}", "own", came_s=came_s)
+    for number in range(3):
+        place(line, f"other{number}", "other", came_s=5.0)
+    place(line, "again", "own", came_s=2.0, again=True)
+    assert names(line) == ["own0", "other0", "again", "own1", "other1", "own2", "other2"]
+    line.serve(line.places["own1"])
+    place(line, "last", "own", came_s=9.0, again=True)
+    assert names(line)[-1] == "last"

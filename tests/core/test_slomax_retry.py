@@ -1,4 +1,4 @@
-"""Retries: when, in which place, how many, and never twice under one key."""
+"""Retries: when, how many, and never twice under one key."""
 
 from itertools import pairwise
 from math import inf, nan
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from tests.core.pools import POLICY
 from tokenfleet.core.slomax.idempotency import Asked, Keys
-from tokenfleet.core.slomax.retry import RetryBudgets, ReturnTicket, retry_after_s, room_in_s
+from tokenfleet.core.slomax.retry import RetryBudgets, retry_after_s, room_in_s
 from tokenfleet.core.slomax.terms import RetryPolicy
 
 TERMS = RetryPolicy()
@@ -41,36 +41,6 @@ def test_those_refused_together_do_not_come_back_together() -> None:
     assert told_s[0] < 8.1
     assert told_s[-1] > 11.9
     assert max(later - earlier for earlier, later in pairwise(told_s)) < 0.1
-
-
-TICKET = ReturnTicket(
-    issuer="b-decide-0/7", tenant="acme", request="r-1", request_class="chat", since_s=90.0, virtual_ns=5, due_s=100.0
-)
-
-
-@pytest.mark.parametrize(
-    ("now_s", "why"),
-    [
-        (98.0, "it is 2.0 s too early"),
-        (99.5, ""),
-        (100.0, ""),
-        (110.0, ""),
-        (110.5, "it is 0.5 s too late"),
-        (1e9, "it is 999999890.0 s too late"),
-    ],
-)
-def test_a_return_ticket_keeps_the_place_for_ten_seconds_from_its_time(now_s: float, why: str) -> None:
-    assert TICKET.lapsed(issuer="b-decide-0/7", tenant="acme", request="r-1", now_s=now_s, terms=TERMS) == why
-
-
-@pytest.mark.parametrize(
-    ("issuer", "tenant", "request_id"),
-    [("b-decide-0/8", "acme", "r-1"), ("b-decide-0/7", "globex", "r-1"), ("b-decide-0/7", "acme", "r-2")],
-)
-def test_a_return_ticket_is_good_for_its_own_request_at_its_own_line_only(
-    issuer: str, tenant: str, request_id: str
-) -> None:
-    assert TICKET.lapsed(issuer=issuer, tenant=tenant, request=request_id, now_s=100.0, terms=TERMS)
 
 
 def test_ten_fresh_requests_earn_one_retry_and_no_more() -> None:

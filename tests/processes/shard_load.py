@@ -15,10 +15,12 @@ from tests.builders import beat, row, shard
 from tests.loops import running
 from tests.ports import free_port
 from tests.processes.kept import Kept
+from tokenfleet.adapters.clock import monotonic_s
 from tokenfleet.adapters.kafka import Kafka
 from tokenfleet.adapters.kafka_reading import BEGINNING, Record
 from tokenfleet.adapters.policy_file import policy_text
 from tokenfleet.adapters.topics import CAPACITY, PLACEMENTS, TICKETS
+from tokenfleet.client.coming_again import come_again
 from tokenfleet.core.ledger import Ledger
 from tokenfleet.core.policy import parse_policy
 from tokenfleet.core.records import Order
@@ -75,6 +77,7 @@ class Caller:
         self.refused: dict[str, int] = {}
         self.asked_again: set[str] = set()
         self.stops = False
+        self.came_again = self.kept = 0  # with a ticket, and those whose place was kept
 
     async def close(self) -> None:
         await asyncio.gather(*(channel.close() for channel in self._channels))
@@ -93,9 +96,9 @@ class Caller:
     async def admitted(self, name: str, tenant: str) -> decision_pb2.Decision | None:
         """The admission of one logical request; None if a quota refused it."""
         asked = request(name, tenant=tenant, prompt_tokens=1000, max_tokens=200, wait_max_s=CALL_MAX_S - 5.0)
-        attempt = 0
+        began_s: float | None = None  # of the first call that is answered: replicas begin to serve late
         while True:
-            asked.attempt = attempt
+            asked_s = monotonic_s()
             try:
                 stub: Any = scheduler_pb2_grpc.SchedulerStub(self._channel())
                 reply = await stub.Schedule(scheduler_pb2.ScheduleRequest(request=asked), timeout=CALL_MAX_S)
@@ -104,6 +107,7 @@ class Caller:
                 await asyncio.sleep(0.05)
                 continue  # the same attempt: it keeps its place
             decision: decision_pb2.Decision = reply.decision
+            self.kept += decision.returned == "kept"
             if decision.verdict == decision_pb2.VERDICT_ADMIT:
                 assert name not in self.answers
                 self.answers[name] = decision
@@ -113,9 +117,11 @@ class Caller:
             if decision.reason == decision_pb2.REASON_QUOTA:
                 await asyncio.sleep(0.5)
                 return None
-            assert decision.reason in RETRIED, decision.sentence
-            attempt += 1
+            assert decision.reason in RETRIED, f"{decision.sentence}; ticket {decision.returned}"
+            began_s = asked_s if began_s is None else began_s
             await asyncio.sleep(decision.admission.retry_after_s)  # sooner it would use up its tenant's retries
+            come_again(asked, decision, elapsed_s=monotonic_s() - began_s)
+            self.came_again += bool(asked.return_ticket)
 
     async def _ends(self, decision: decision_pb2.Decision) -> None:
         told = event(decision.request, attempt=decision.attempt, decision=decision.id, instance=decision.target)

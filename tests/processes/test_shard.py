@@ -52,6 +52,7 @@ async def test_kills_of_the_owner_lose_no_request_and_hand_nothing_out_twice(
     took = [took_s for at_s in kills if (took_s := log.lends_again_s(at_s, partition)) is not None]
     metered = sum(name.startswith("metered") for name in caller.answers)
     print(f"\n{len(caller.answers)} admitted, {len(caller.asked_again)} asked again, refused {caller.refused}")
+    print(f"{caller.came_again} came again with a return ticket, the place was kept of {caller.kept}")
     print(f"first credit after kill -9: {', '.join(f'{s:.1f}' for s in took)} s; at most {log.most_units()} of {LIMIT}")
     print(f"{metered} of a quota of {QUOTA} a minute, {len(kills)} kills, {len(log.tickets)} records")
     assert len(took) == len(kills)

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from tests.sim.worlds import Holder, Recorder, kept, row
 from tokenfleet.core.decision import Request
 from tokenfleet.core.errors import PolicyError
+from tokenfleet.core.policy import Policy
 from tokenfleet.core.records import OutcomeEvent
 from tokenfleet.sim.commands import sim_app
 from tokenfleet.sim.demand import demand_named
@@ -23,10 +24,10 @@ from tokenfleet.sim.mixed.accounts import Accounts
 from tokenfleet.sim.mixed.allowances import control_of_allowance
 from tokenfleet.sim.mixed.designs import DESIGNS
 from tokenfleet.sim.mixed.measure import bulk_ends_s
-from tokenfleet.sim.mixed.run import MixedOptions, MixedRun, run_mixed
+from tokenfleet.sim.mixed.run import TOKEN_BUDGET, MixedOptions, MixedRun, run_mixed
 from tokenfleet.sim.mixed.service_levels import CLASSES, mixed_policy
 from tokenfleet.sim.mixed.workload import BULK_STARTS_S, LEN_S, workload
-from tokenfleet.sim.profiles import profile_text, profiles
+from tokenfleet.sim.profiles import load_profile, profile_text, profiles
 from tokenfleet.sim.router import Answer
 from tokenfleet.sim.served import Served
 from tokenfleet.sim.telemetry import SITE
@@ -329,8 +330,21 @@ def test_the_command_prints_one_object_with_all_figures_by_class() -> None:
     assert "least_requests: load 0.1 on 1 × L70, chat azure-conv, seed 12, 600 s" in table
 
 
+def without_reserve() -> Policy:
+    base = mixed_policy(replace(load_profile("L70"), token_budget=TOKEN_BUDGET))
+    return replace(base, slomax=replace(base.slomax, reserve=replace(base.slomax.reserve, enabled=False)))
+
+
+def test_a_reserve_for_interactive_requests_pays_where_gateways_can_hold_nothing_back() -> None:
+    kept, taken = ran(design="at_once", load=0.9), run_anew(design="at_once", load=0.9, policy=without_reserve())
+    offered = [run.result.attainment_offered["all"] or 0.0 for run in (taken, kept)]
+    assert offered[1] > offered[0] + 0.05
+    assert kept.result.goodput_tokens_per_s["all"] > 1.05 * taken.result.goodput_tokens_per_s["all"]
+
+
 def test_the_feasibility_gate_pays_where_gateways_can_hold_nothing_back() -> None:
-    at_once, gated = (ran(design=design, load=0.9) for design in ("at_once", "gated"))
+    policy = without_reserve()
+    at_once, gated = (run_anew(design=design, load=0.9, policy=policy) for design in ("at_once", "gated"))
     assert gated.result.rejected > at_once.result.rejected == 0
     offered = [run.result.attainment_offered["all"] or 0.0 for run in (at_once, gated)]
     assert offered[1] > offered[0] + 0.04

@@ -31,6 +31,7 @@ BLOCK_KEYS_MAX: Final = 16_384  # a prompt of 4 M tokens at 256 a block
 TOKENS_MAX: Final = 2**31 - 1
 ATTEMPT_MAX: Final = 1_000
 SITES_TRIED_MAX: Final = 64
+RETURN_TICKET_MAX_CHARS: Final = 4096
 INSTANCES_NAMED_MAX: Final = 10_000
 NUMBERS_NAMED_MAX: Final = 100
 ENUM_PREFIXES: Final = {"verdict": "VERDICT_", "reason": "REASON_", "mode": "MODE_", "kind": "OUTCOME_KIND_"}
@@ -80,6 +81,7 @@ def request_from_wire(
         idempotency_key=_text("idempotency_key", message.idempotency_key),
         body_hash=message.body_hash,
         ticket=_text("ticket", message.ticket),
+        return_ticket=message.return_ticket[:RETURN_TICKET_MAX_CHARS],  # a worthless one loses no request
     )
 
 

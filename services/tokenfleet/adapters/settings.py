@@ -60,9 +60,10 @@ class DecideSettings(Common, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """`site` is the datacenter answered for; `listen` HOST:PORT of gRPC; `replica` is unique within the site.
 
     `credentials` is the file that says who may call (adapters/credentials.py); empty: whoever reaches it.
-    `shard_secret_file` (else `shard_secret`) holds the key that signs the tokens of waiting requests, one for all
-    replicas of a site; needed where the policy has slomax.shard on. `postgres` is a DSN: batch work with a far deadline
-    waits there where the policy has slomax.batch on; empty: it does not.
+    `shard_secret_file` (else `shard_secret`) holds the key that signs the tokens of waiting requests and the return
+    tickets of refused ones, one for all replicas of a site; needed where the policy has slomax.shard on, and where a
+    ticket is to be good at another replica than the one that gave it. `postgres` is a DSN: batch work with a far
+    deadline waits there where the policy has slomax.batch on; empty: it does not.
     """
 
     site: str = ""

@@ -5,6 +5,9 @@
         if answer.admitted: ...send the request to answer.decision.address, and on the way:
         fleet.report(event, answer.gateways)
 
+A request that is refused for want of room is given a return ticket and a time. Within `patience_s` the client comes
+again by itself and shows it; else set `return_ticket` of the next attempt (client/coming_again.py).
+
 `route` asks for an instance of this site alone; concurrent calls share one stream (client/coalesce.py). A request with
 `wait_max_s` above 0 may be held so long before its answer comes; `dry_run` tells at once whether it would be.
 
@@ -28,6 +31,7 @@ from msgspec import Struct
 
 from tokenfleet.adapters.clock import monotonic_s
 from tokenfleet.client.coalesce import Coalescer, Targets
+from tokenfleet.client.coming_again import come_again, wait_s
 from tokenfleet.client.held_call import Queued, schedule_held
 from tokenfleet.client.token import shown
 from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2, outcomes_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
@@ -120,13 +124,34 @@ class Gateway:
             await channel.close()
 
     async def schedule(
-        self, request: decision_pb2.Request, *, dry_run: bool = False, queued: Queued | None = None
+        self,
+        request: decision_pb2.Request,
+        *,
+        dry_run: bool = False,
+        queued: Queued | None = None,
+        patience_s: float = 0.0,
     ) -> Answer:
         """The decision for `request`, after redirects and after it was held, with the `queue` decision in the trail.
 
-        `queued` is told that it waits, and where it stands in line as that changes. Cancelling withdraws it at once.
+        `queued` is told that it waits, and where it stands in line as that changes. Who is refused for want of room
+        comes again when told to, if that is within `patience_s` from now. Cancelling withdraws it at once.
         Raises grpc.aio.AioRpcError when the origin can't answer.
         """
+        began_s, asked = monotonic_s(), request
+        trail: list[decision_pb2.Decision] = []
+        while True:
+            answer = await self._scheduled(asked, dry_run=dry_run, queued=queued)
+            trail += answer.trail
+            again_s = wait_s(answer.decision)
+            if again_s is None or monotonic_s() + again_s - began_s > patience_s:
+                return Answer(decision=answer.decision, trail=tuple(trail), gateways=answer.gateways)
+            await asyncio.sleep(again_s)
+            asked = decision_pb2.Request()
+            asked.CopyFrom(request)
+            come_again(asked, answer.decision, elapsed_s=request.elapsed_s + monotonic_s() - began_s)
+
+    async def _scheduled(self, request: decision_pb2.Request, *, dry_run: bool, queued: Queued | None) -> Answer:
+        """One attempt, and its way through other sites."""
         trail: list[decision_pb2.Decision] = []
         asked = decision_pb2.Request()
         asked.CopyFrom(request)

@@ -11,6 +11,13 @@ from rich.text import Text
 from tokenfleet.wire.v1 import audit_pb2, decision_pb2, outcomes_pb2, scheduler_pb2
 
 CANDIDATE_TERMS = ("cost", "ttft", "wait", "work", "learned", "margin", "reuse", "kv", "decode")
+RETURNED = {
+    "early": "it came too early",
+    "late": "it came too late",
+    "used": "it had come with it before",
+    "forged": "this site did not sign it",
+    "foreign": "it is another request's, or another attempt's",
+}
 VERDICT_STYLES = {"admit": "green", "redirect": "cyan", "queue": "yellow", "defer": "yellow", "reject": "red"}
 
 
@@ -62,7 +69,11 @@ def decision_words(decision: decision_pb2.Decision) -> RenderableType:
         )
     )
     if decision.admission.HasField("retry_after_s"):
-        lines.append(Text(f"  retry after {decision.admission.retry_after_s:.1f} s"))
+        lines.append(Text(f"  retry after {decision.admission.retry_after_s:.1f} s{_drain(decision.admission)}"))
+    if decision.return_ticket:
+        lines.append(Text("  a return ticket keeps its place in line until then"))
+    if decision.returned:
+        lines.append(Text(f"  {_returned(decision)}"))
     if decision.excluded:
         removed = ", ".join(f"{n} {name}" for name, n in sorted(decision.excluded.items()))
         lines.append(Text(f"  removed by filters: {removed}"))
@@ -134,6 +145,23 @@ def _agreed(admission: decision_pb2.Admission) -> str:
         f"end within {admission.end_max_s:.0f} s" if admission.HasField("end_max_s") else "",
     )
     return ", ".join(term for term in terms if term) or "nothing"
+
+
+def _drain(admission: decision_pb2.Admission) -> str:
+    """What the time was worked out from."""
+    if not admission.HasField("ahead_s"):
+        return ""
+    rate = (
+        f"{admission.drain_rate:.2f} s of it find room a second" if admission.HasField("drain_rate") else "rate unknown"
+    )
+    return f"; {admission.ahead_s:.2f} s of prefill go before it, {rate}"
+
+
+def _returned(decision: decision_pb2.Decision) -> str:
+    """What came of a return ticket."""
+    if decision.returned == "kept":
+        return f"its return ticket kept its place: it has stood in line for {decision.stood_s:.1f} s"
+    return f"its return ticket was ignored: {RETURNED.get(decision.returned, decision.returned)}"
 
 
 def _to(choice: scheduler_pb2.Choice) -> str:

@@ -310,6 +310,8 @@ def _decision(
         dry_run=request.dry_run,
         idempotency_key=request.idempotency_key,
         body_hash=request.body_hash,
+        returned=asked.standing.note,
+        stood_s=asked.standing.stood_s if asked.standing.keeps else None,
         **evidence,
     )
 

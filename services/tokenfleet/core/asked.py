@@ -17,6 +17,7 @@ from tokenfleet.core.sent import SendEvent
 from tokenfleet.core.shard.records import Grant
 from tokenfleet.core.slomax.classify import Classification
 from tokenfleet.core.slomax.quota import Charge, entry_of
+from tokenfleet.core.slomax.returns import Standing
 from tokenfleet.core.slomax.tickets import HandedIn, Used
 
 
@@ -92,7 +93,8 @@ class Decided(Struct, frozen=True, kw_only=True):
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """One request with all that is looked up once; `turn` is set when it was held and may go now.
+    """One request with all that is looked up once; `turn` is set when it was held and may go now. `standing` is what it
+    has from its return ticket, and from when it was held.
 
     `policy`, with its `policy_hash`, is the one that decides throughout: in force, or a canary.
     """
@@ -109,6 +111,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     charge: Charge
     now_s: float
     rng: Random
+    standing: Standing = Standing()
     turn: Turn | None = None
 
     @property

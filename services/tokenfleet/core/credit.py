@@ -191,5 +191,6 @@ def _lines_up(asked: Asked, claimed: Claimed, waiting: Waiting) -> None:
         work_s=(waiting.work_s + output_s) / policy.tenant(request.tenant).weight,
         left_s=request.wait_max_s,
         now_s=asked.now_s,
+        stood_s=asked.standing.stood_s,
     )
     claimed.purse.append(claimed.book, asks)

@@ -33,6 +33,16 @@ How = Literal["", "least_cost", "near_tie", "prefix_home", "session", "suspect",
 # `queue`: it waits if its gateway can and runs at once if not; `probe`: it was to be refused, and runs to see whether
 # that would have been right.
 GateAnswer = Literal["", "pass", "queue", "reject", "probe"]
+# What a return ticket that was shown was worth.
+Returned = Literal[
+    "",  # none was shown
+    "kept",  # the place in line was kept
+    "early",  # it was shown before its time
+    "late",  # after it
+    "used",  # for the second time
+    "forged",  # it is damaged, or not of this site's making
+    "foreign",  # it is another request's, attempt's, tenant's, class's or pool's
+]
 Tokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
@@ -46,7 +56,8 @@ class Request(Struct, frozen=True, kw_only=True):
     FleetMind sent it here. `sites_tried` are not to be chosen again. `session` names a conversation; `data_class` is
     what residency rules speak of. `declared_class` is capped by the tenant's entitlement. `idempotency_key` is the
     caller's own name of what it asks, empty for none; `body_hash` tells apart what is asked under it, 0: the fields do.
-    `ticket` is the token that it was deferred with, empty for none.
+    `ticket` is the token that it was deferred with, empty for none; `return_ticket` what the refused attempt before
+    this one was given.
     """
 
     id: str
@@ -76,6 +87,7 @@ class Request(Struct, frozen=True, kw_only=True):
     idempotency_key: str = ""
     body_hash: int = 0
     ticket: str = ""
+    return_ticket: str = ""
 
     @property
     def is_retry(self) -> bool:
@@ -143,7 +155,9 @@ class Admission(Struct, frozen=True, kw_only=True):
     """SLOMax's part: the class, what put the request there, its output estimate and the class's room in its pool.
 
     `gate` is the feasibility gate's answer, empty where it wasn't asked: `gate_why` in words, from a `chance` of being
-    in time, None where nothing is agreed or too few outcomes are known.
+    in time, None where nothing is agreed or too few outcomes are known. `kept` are places that who comes new finds
+    taken, for those who were told to come again now. Of a refusal for want of room: `ahead_s` is the prefill work of
+    what goes before it, `drain_rate` how much of it a second finds room, None where that was not known.
     """
 
     request_class: str
@@ -160,6 +174,9 @@ class Admission(Struct, frozen=True, kw_only=True):
     gate: GateAnswer = ""
     gate_why: str = ""
     chance: float | None = None
+    kept: int = 0
+    ahead_s: float | None = None
+    drain_rate: float | None = None
 
 
 class Place(Struct, frozen=True, kw_only=True):
@@ -229,6 +246,9 @@ class Decision(Struct, frozen=True, kw_only=True):
     for the share of decisions that the policy's shadows were asked beside. `duplicate`: another request asked for the
     same under the same key and gets this answer too; it runs once, so a gateway that reads this starts nothing. `place`
     comes with verdict `queue` where classes have queues, `ticket` with `defer` where batch work waits in PostgreSQL.
+    `return_ticket` comes with a refusal for want of room: shown with the next attempt in its time, the place in line is
+    kept. `returned` is what the one shown was worth; if it was `kept`, the request has stood in line for `stood_s`
+    before.
     """
 
     id: str
@@ -283,3 +303,6 @@ class Decision(Struct, frozen=True, kw_only=True):
     idempotency_key: str = ""
     body_hash: int = 0
     ticket: BatchTicket | None = None
+    return_ticket: str = ""
+    returned: Returned = ""
+    stood_s: float | None = None

@@ -10,6 +10,7 @@ from tokenfleet.core.asked import Asked, Decided, Turn
 from tokenfleet.core.credit import book_of, has_credit, lent_out, limit_of, paid
 from tokenfleet.core.decision import Place
 from tokenfleet.core.fleetmind.dispatch import Dispatch
+from tokenfleet.core.returning import kept_from
 from tokenfleet.core.shard.records import ticket_of
 from tokenfleet.core.site import Site
 from tokenfleet.core.slomax.admit import Ruling
@@ -77,8 +78,11 @@ def _lines_up(
     book = book_of(site, policy, asked.pool)
     if book is not None and ruling is not None and asked.kv_tokens > limit_of(asked.pool, policy):
         return lent_out(site, asked, ruling, sent, book)
-    if queues.full(asked.request.tenant, policy):
+    kept = kept_from(site, asked).places
+    if queues.full(asked.request.tenant, policy, kept=kept):
         full = f"{len(queues):,} requests wait for the pool already"
+        if kept:
+            full += f", {kept:,} places are kept for those who were told to come again"
         return busy(site, asked, ruling, sent, full)
     if asked.request.dry_run:
         return waits(here, f"{asked.classified.request_class} requests wait for an instance that is open to them")

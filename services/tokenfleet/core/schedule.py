@@ -29,6 +29,8 @@ from tokenfleet.core.fleetmind.residency import residency_refusal
 from tokenfleet.core.paced import paced, stays_in_line
 from tokenfleet.core.policy import Policy
 from tokenfleet.core.records import SiteSummary
+from tokenfleet.core.reserving import kept_free
+from tokenfleet.core.returning import kept_from, standing_of, stood_on, told_when
 from tokenfleet.core.site import Site, pool_name
 from tokenfleet.core.slomax.admit import Ruling, admit, barred
 from tokenfleet.core.slomax.classify import classify
@@ -127,7 +129,7 @@ def _in_turn(site: Site, waiting: Waiting, turn: Turn, ids: Ids, now_s: float) -
     waited_s = now_s - waiting.since_s
     request = replace(waiting.request, elapsed_s=waiting.request.elapsed_s + waited_s)
     try:
-        asked = _asked(site, request, waiting.steps, ids, now_s, turn=turn, kept=waiting.charge)
+        asked = _asked(site, request, waiting.steps, ids, now_s, turn=turn, held=waiting)
     except BadRequestError as error:
         give_back(site, waiting.charge, now_s)
         site.duplicates.given_up(waiting.request)
@@ -137,7 +139,8 @@ def _in_turn(site: Site, waiting: Waiting, turn: Turn, ids: Ids, now_s: float) -
 
 def _decided(site: Site, asked: Asked) -> Decided:
     """The answer, with the quota kept by what was admitted and what waits, and given back by all else."""
-    request, decided = asked.request, _duplicate(site, asked) or _answer(site, asked)
+    request = asked.request
+    decided = _duplicate(site, asked) or told_when(site, asked, _answer(site, asked))
     verdict, duplicate = decided.decision.verdict, decided.decision.duplicate
     if request.idempotency_key and not request.dry_run and not duplicate:
         site.duplicates.answered(request, decided.decision, asked.policy, now_s=asked.now_s)
@@ -156,7 +159,7 @@ def _asked(
     now_s: float,
     *,
     turn: Turn | None = None,
-    kept: Charge | None = None,
+    held: Waiting | None = None,
 ) -> Asked:
     policy, policy_hash = site.rules(request.id, now_s)
     policy.model(request.model)
@@ -166,6 +169,11 @@ def _asked(
     request, q50, q90 = estimated(request, policy, site.outputs)
     pool = site.pool(request.model, now_s, request, policy=policy)
     classified = classify(request, pool, policy, output_q90_tokens=q90)
+    if held is None:
+        standing = standing_of(site, request, classified.request_class, policy, steps=steps, now_s=now_s)
+        request = replace(request, elapsed_s=max(request.elapsed_s, standing.elapsed_s))
+    else:
+        standing = stood_on(held, now_s - held.since_s)
     return Asked(
         request=request,
         policy=policy,
@@ -176,9 +184,11 @@ def _asked(
         classified=classified,
         output_q50=q50,
         output_q90=q90,
-        charge=kept or _charge(site, policy, request, steps, now_s),  # last: who can't be asked costs nothing
+        # Last: who can't be asked costs nothing.
+        charge=_charge(site, policy, request, steps, now_s) if held is None else held.charge,
         now_s=now_s,
         rng=chance_of(request.id, request.attempt, request.hop),
+        standing=standing,
         turn=turn,
     )
 
@@ -289,6 +299,8 @@ def _retries_too_much(site: Site, asked: Asked) -> Decided | None:
     request, policy = asked.request, asked.policy
     if asked.turn is not None or request.hop or not asked.steps.admission or not policy.products.slomax:
         return None
+    if asked.standing.keeps:
+        return None  # it was told to come again
     entry = entry_of(request.tenant, policy)
     if request.is_retry:
         if site.retries.has_left(entry) if request.dry_run else site.retries.retry(entry):
@@ -362,9 +374,9 @@ def _ruled(site: Site, asked: Asked) -> Ruling:
     request, policy = asked.request, asked.policy
     model, request_class = request.model, asked.classified.request_class
     terms = policy.site(site.name)
-    # Who has its turn was judged when it came, and who failed on an instance was let in: it is not left for being late.
+    # Who has its turn was judged when it came, so was who kept its place, and who failed on an instance was let in.
     ran = request.attempt > 0 and site.ledger.heard_of(request.id, request.attempt - 1)
-    gated = policy.slomax.gate.enabled and asked.turn is None and not ran
+    gated = policy.slomax.gate.enabled and asked.turn is None and not ran and not asked.standing.judged
     return admit(
         request,
         asked.classified,
@@ -372,6 +384,8 @@ def _ruled(site: Site, asked: Asked) -> Ruling:
         asked.policy,
         charge=asked.charge,
         queues=asked.paces,
+        kept=kept_from(site, asked),
+        kept_free=kept_free(site, asked) if asked.pool.columns.usable().any() else "",
         held_s=site.held.ahead_s(model, request_class, policy.classes) if gated and site.held else 0.0,
         gate=site.gates.of(model) if gated else None,
         rtt_s=0.0 if request.origin == site.name else terms.rtt_s.get(request.origin, terms.rtt_default_s),

@@ -17,7 +17,7 @@ from tokenfleet.core.decision import Request
 from tokenfleet.core.duplicates import Duplicates
 from tokenfleet.core.errors import PolicyError
 from tokenfleet.core.failures import FAILED, Failures
-from tokenfleet.core.fleetmind.sends import Sends, heard_send
+from tokenfleet.core.fleetmind.sends import Sends
 from tokenfleet.core.ledger import Ledger
 from tokenfleet.core.peers import Peers
 from tokenfleet.core.policy import Policy, newer_policy
@@ -30,7 +30,6 @@ from tokenfleet.core.records import (
     TERMINAL_KINDS,
     CapacityShard,
     Control,
-    Entry,
     KvDelta,
     KvSnapshot,
     OutcomeEvent,
@@ -42,13 +41,16 @@ from tokenfleet.core.records import (
 from tokenfleet.core.repeats import Repeats
 from tokenfleet.core.revisions import CanaryReport, PolicyRecord, PolicyRevision, Trial, check_covers, trial_of
 from tokenfleet.core.sessions import Sessions
+from tokenfleet.core.settled import change_of
 from tokenfleet.core.shard.envelopes import Envelopes
 from tokenfleet.core.shard.purse import Purse
 from tokenfleet.core.slomax.gates import Gates
 from tokenfleet.core.slomax.iterations import Iterations
 from tokenfleet.core.slomax.queues import Queues
 from tokenfleet.core.slomax.quota import Quotas, entry_of
+from tokenfleet.core.slomax.reserve import Reserves
 from tokenfleet.core.slomax.retry import RetryBudgets
+from tokenfleet.core.slomax.returns import Returns
 from tokenfleet.core.slomax.tickets import Tickets
 from tokenfleet.core.tokenpilot.held import Call, Held, Waiting
 
@@ -96,9 +98,11 @@ class Site:
         self.sends = Sends(kept_s=policy.fleetmind.sends_kept_s)
         self.quotas = Quotas()
         self.retries = RetryBudgets(policy.slomax.retry)
+        self.returns = Returns()
         self.outputs = OutputTable()
         self.repeats = Repeats(lambda tenant: entry_of(tenant, self.policy))
         self.gates = Gates(policy)
+        self.reserves = Reserves(policy)
         self.envelopes = Envelopes()
         self.purse: Purse | None = None
         self.tickets = Tickets()
@@ -134,8 +138,9 @@ class Site:
                     self.held.heard_another(how.now_s)
                     for event in fact.events:
                         self.gates.told(event)
-                    for sent in fact.sends if how.live else ():
-                        self.sends.sent(heard_send(sent, how.now_s))
+                        self.returns.told(event)
+                    if how.live:
+                        self.sends.heard(fact.sends, how.now_s)
                 self.ledger.hear(fact, partition=how.partition, now_s=how.now_s)
                 self.envelopes.read(fact)
             case SiteSummary():
@@ -230,8 +235,10 @@ class Site:
         self.sends.kept_s = policy.fleetmind.sends_kept_s
         self.quotas.retain(frozenset(policy.tenants))
         self.retries.follow(policy)
+        self.returns.retain(frozenset(policy.models))
         self.duplicates.follow(policy)
         self.gates.follow(policy)
+        self.reserves.follow(policy)
         if self.purse is not None:
             self.purse.enabled = policy.slomax.shard.enabled
         for queues in self._queues.values():
@@ -265,6 +272,7 @@ class Site:
             return
         self.failures.probed(event.instance, now_s)
         self._turns[event.entry.model] += 1
+        self.returns.told(event)
         self.sessions.served(event.entry.tenant, session, instance=event.instance)
 
     def settled(self, event: OutcomeEvent, *, now_s: float) -> tuple[OutcomeEvent, PlacementEvent | None]:
@@ -284,6 +292,7 @@ class Site:
                 self.held.heard_first_token(entry.model, ttft_s=event.elapsed_s, lag_s=lag_s)
             elif event.kind == "finished":
                 self.held.heard_end(told=self.ledger.has_first_token(event.decision))
+                self.returns.ended(entry)
         if event.kind in TERMINAL_KINDS and event.model in self._queues and not self.ledger.has_ended(event.decision):
             self._queues[event.model].settled(event, self.policy, now_s)
         if event.kind in TERMINAL_KINDS:
@@ -294,7 +303,7 @@ class Site:
         news = not self.ledger.has_ended(event.decision) and self.capacity.row(instance) is not None
         if news and (failed := FAILED.get(event.kind)) is not None:
             self.failures.settled(instance, failed=failed, now_s=now_s)
-        return event, self._placement_change(event, entry, instance)
+        return event, change_of(event, entry, instance)
 
     def advance(self, partition: int, now_s: float, *, live: bool) -> None:
         """Tells that a partition of `placements` is, or is not, being read at its end."""
@@ -353,28 +362,6 @@ class Site:
             self.trial = None
         else:
             self.trial = trial if trial.policy.revision > self.policy.revision else None
-
-    def _placement_change(self, event: OutcomeEvent, entry: Entry | None, instance: str) -> PlacementEvent | None:
-        if not event.decision:
-            return None
-        if event.kind in TERMINAL_KINDS:
-            return PlacementEvent(
-                kind="ended",
-                decision=event.decision,
-                request=event.request,
-                attempt=event.attempt,
-                instance=instance or "unknown",
-            )
-        if event.kind in ("first_token", "progress") and entry is not None:
-            return PlacementEvent(
-                kind="first_token" if event.kind == "first_token" else "progress",
-                decision=entry.decision,
-                request=entry.request,
-                attempt=entry.attempt,
-                instance=entry.instance,
-                entry=entry,
-            )
-        return None
 
 
 def _prior(name: str, model: str, policy: Policy) -> PoolCalibration:

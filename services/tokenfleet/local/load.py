@@ -22,6 +22,7 @@ import msgspec
 import uvloop
 
 from tokenfleet.adapters.clock import monotonic_s, wall_s
+from tokenfleet.client.coming_again import come_again, wait_s
 from tokenfleet.client.gateway import Answer, Gateway
 from tokenfleet.local.attempt import Attempt
 from tokenfleet.local.load_books import LoadBooks
@@ -122,23 +123,19 @@ class Load:
             if not failed_early:
                 return
             request.attempt = answer.decision.attempt + 1
+            request.return_ticket = ""
             del request.sites_tried[:]
 
     async def _admitted(self, gateway: Gateway, request: decision_pb2.Request, arrived_s: float) -> Answer | None:
-        """The answer that lets the request run. Of the mixed load, who is refused for load comes again when told to."""
+        """The answer that lets the request run. Of the mixed load, who finds no room comes again when told to."""
         while True:
             answer = await self._answer(gateway, request)
             if answer is None or answer.admitted:
                 return answer
-            told = answer.decision
-            again = self._config.mixed > 0.0 and told.reason == decision_pb2.REASON_ALL_BUSY
-            if not again or not told.admission.HasField("retry_after_s"):
+            again_s = wait_s(answer.decision)
+            if self._config.mixed <= 0.0 or again_s is None or await is_set_within(self.stop, again_s):
                 return None
-            if await is_set_within(self.stop, told.admission.retry_after_s):
-                return None
-            request.attempt = told.attempt + 1
-            del request.sites_tried[:]
-            request.elapsed_s = monotonic_s() - arrived_s
+            come_again(request, answer.decision, elapsed_s=monotonic_s() - arrived_s)
 
     async def _answer(self, gateway: Gateway, request: decision_pb2.Request) -> Answer | None:
         try:

@@ -98,6 +98,9 @@ async def run(settings: DecideSettings) -> None:
             partitions=counts.__getitem__,
             ready=_once(lambda: _tables(followers)[0] and bool(followers) and _answered(site, shards)),
         )
+        # Without a key of the site's, this life alone can read its tickets.
+        key = secret_of(settings, "shard_secret") or secrets.token_bytes(32)
+        site.returns.sign_with(key, issuer=f"{settings.replica}/{spool.start_count}")
         shards = _shards(kafka, site, desk, followers, start=spool.start_count, settings=settings)
         postgres = Postgres(settings.postgres)
         if batch_spool is not None:

@@ -46,8 +46,9 @@ class FleetTerms(Struct, frozen=True, kw_only=True):
 
     Each of the `instances` is a slot that serves the model `serving` names for it, one of `models`, at a time.
     Without `engine_counts` scrapes tell neither the requests of the engines nor the KV that they use. `site` names it
-    among others, and its engines. `policy`, `weights`, `prior_factor` and `learning` are for the routers
-    (router.Setup).
+    among others, and its engines. Callers who are told to come again do so for `patience_s` after their arrival;
+    `shows_tickets` says whether with their tickets. `policy`, `weights`, `prior_factor` and `learning` are for the
+    routers (router.Setup).
     """
 
     profile: Profile
@@ -65,6 +66,8 @@ class FleetTerms(Struct, frozen=True, kw_only=True):
     prior_factor: float = 1.0
     learning: bool = False
     drain_max_s: float = 3_600.0
+    patience_s: float = 0.0
+    shows_tickets: bool = True
 
 
 @dataclass(slots=True)
@@ -151,11 +154,24 @@ class Fleet:
             self._release(self._gateways[gateway], now_s)
         self._await_release(self._gateways[gateway], now_s)
 
+    def _will_come_again(self, served: Served, answer: Answer, now_s: float) -> bool:
+        """Notes the ticket of one whose caller has the patience."""
+        if answer.again_s is None or now_s + answer.again_s - served.row.at_s > self.terms.patience_s:
+            return False
+        served.ticket = answer.ticket if self.terms.shows_tickets else ""
+        return True
+
+    def _come_again(self, served: Served, now_s: float) -> None:
+        served.attempt += 1
+        self.take(served, served.request(now_s), now_s, gateway=served.gateway)
+
     def _follow(self, answer: Answer, now_s: float) -> None:
         """Do what a gateway answered; a held request stays where it is."""
         served = self._open[answer.request]
         assert served.dispatched_s is None, f"request {answer.request} was answered twice"
-        if answer.refused:
+        if answer.refused and self._will_come_again(served, answer, now_s):
+            self._agenda.at(now_s + (answer.again_s or 0.0), Rank.ARRIVAL, partial(self._come_again, served))
+        elif answer.refused:
             served.refused, served.refused_s = answer.refused, now_s
             del self._open[answer.request]
             if self._overseer is not None:

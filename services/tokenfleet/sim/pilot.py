@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from tokenfleet.core.asked import ROUTE, Decided, Ids
 from tokenfleet.core.compiled import COMPILED_FROM, load
-from tokenfleet.core.decision import Request
+from tokenfleet.core.decision import Decision, Request
 from tokenfleet.core.policy import (
     REQUIRED_CLASSES,
     LedgerPolicy,
@@ -44,6 +44,7 @@ class Pilot:
         if len(setup.instances) >= COMPILED_FROM:
             load()
         self.site = Site(setup.site, policy, replica=setup.gateway)
+        self.site.returns.sign_with(b"simulated", issuer=setup.gateway)
         self._publish = setup.publish
         self._names = (f"{setup.gateway}-{number}" for number in count(1))
         self._offset = 0
@@ -82,13 +83,26 @@ class Pilot:
         if decision.verdict == "queue":
             return Answer(request=request.id, decision=decision.id)
         if decided.placement is None:
-            return Answer(request=request.id, decision=decision.id, refused=decision.reason)
+            return _refused(decision)
         self._place(decided.placement, now_s, session=request.session, block_keys=request.block_keys)
         return Answer(request=request.id, decision=decision.id, instance=decision.target)
 
     def _place(self, event: PlacementEvent, now_s: float, *, session: str = "", block_keys: bytes = b"") -> None:
         self._publish(event)
         self.site.placed(event, partition=0, session=session, now_s=now_s, block_keys=block_keys)
+
+
+def _refused(decision: Decision) -> Answer:
+    evidence, again_s = decision.admission, None
+    if evidence is not None and (decision.return_ticket or decision.reason in ("all_busy", "retry_budget")):
+        again_s = evidence.not_before_s if evidence.retry_after_s is None else evidence.retry_after_s
+    return Answer(
+        request=decision.request,
+        decision=decision.id,
+        refused=decision.reason,
+        again_s=again_s,
+        ticket=decision.return_ticket,
+    )
 
 
 def policy_of(

@@ -33,13 +33,16 @@ Publish = Callable[[PlacementEvent], None]  # puts an event on the topic that th
 class Answer(Struct, frozen=True, kw_only=True):
     """Where the request goes; neither `instance` nor `refused`: it is held until `released` names it.
 
-    `decision` names the answer in the request's outcome events. `refused` says why it goes nowhere.
+    `decision` names the answer in the request's outcome events. `refused` says why it goes nowhere; its caller may come
+    again in `again_s` with the return `ticket` (None: it need not).
     """
 
     request: str
     instance: str = ""
     decision: str = ""
     refused: str = ""
+    again_s: float | None = None
+    ticket: str = ""
 
 
 class Router(Protocol):

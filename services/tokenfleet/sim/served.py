@@ -22,7 +22,8 @@ class Served:
     """A row and what became of it; times in seconds since the run's start, None: never.
 
     `gateway` and `instance` are numbers, -1: none. `cached_tokens` are as of the engine's first admission. It was
-    `refused` for a reason at `refused_s`.
+    `refused` for a reason at `refused_s`, for good. `attempt` counts how often it came again, with the return `ticket`
+    of the time before.
     """
 
     id: str
@@ -36,6 +37,8 @@ class Served:
     first_token_s: float | None = None
     finished_s: float | None = None
     cached_tokens: int = 0
+    attempt: int = 0
+    ticket: str = ""
 
     @property
     def model(self) -> str:
@@ -56,14 +59,17 @@ class Served:
     def tenant(self) -> str:
         return self.row.tenant or TENANT
 
-    def request(self) -> Request:
-        """What its gateway gets to see; no budget either, for it would tell of the output."""
+    def request(self, now_s: float | None = None) -> Request:
+        """What its gateway gets to see, by default on arrival; no budget either, for it would tell of the output."""
         row = self.row
         return Request(
             id=self.id,
+            attempt=self.attempt,
             model=self.model,
             tenant=self.tenant,
             origin=SITE,
+            elapsed_s=0.0 if now_s is None else now_s - row.at_s,
+            return_ticket=self.ticket,
             prompt_tokens=row.prompt_tokens,
             block_keys=packed(self._blocks()),
             block_tokens=row.block_tokens,
@@ -114,7 +120,7 @@ class Served:
     def _told(self, kind: OutcomeKind, at_s: float, *, instance: str) -> OutcomeEvent:
         return OutcomeEvent(
             request=self.id,
-            attempt=0,
+            attempt=self.attempt,
             kind=kind,
             decision=self.decision,
             tenant=self.tenant,

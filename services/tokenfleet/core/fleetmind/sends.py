@@ -9,6 +9,7 @@ import heapq
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from tokenfleet.core.sent import SendEvent
 
@@ -46,20 +47,6 @@ class Send(Struct, frozen=True, kw_only=True):
             uncached_tokens=self.uncached_tokens,
             kv_tokens=self.kv_tokens,
         )
-
-
-def heard_send(event: SendEvent, now_s: float) -> Send:
-    """Another replica's, dated by when it is heard."""
-    return Send(
-        request=event.request,
-        attempt=event.attempt,
-        site=event.site,
-        model=event.model,
-        at_s=now_s,
-        work_s=event.work_s,
-        uncached_tokens=event.uncached_tokens,
-        kv_tokens=event.kv_tokens,
-    )
 
 
 class Replay:
@@ -113,6 +100,11 @@ class Sends:
             self._replays[pool][1].add(send)
         while len(sends) > SENDS_PER_POOL_MAX or next(iter(sends.values())).at_s < send.at_s - self.kept_s:
             del sends[next(iter(sends))]
+
+    def heard(self, events: Sequence[SendEvent], now_s: float) -> None:
+        """Other replicas' sends, dated by when they are heard."""
+        for event in events:
+            self.sent(Send(**asdict(event), at_s=now_s))
 
     def withdrawn(self, request: str, attempt: int, *, site: str, model: str) -> None:
         """Forgets a send that never reached its site or was refused there."""

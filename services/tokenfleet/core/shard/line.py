@@ -20,7 +20,8 @@ class Place(Struct, kw_only=True, eq=False):
     """A ticket as its owner has it: when it was last heard, and the number of its holder's message that told so.
 
     `heard_s` is the process's clock, None if that was while catching up; `heard_live_s` the one that stands still while
-    nothing is heard. `holder` is who was heard, `n` the newest number.
+    nothing is heard. `holder` is who was heard, `n` the newest number. `came_s` is since when it has stood in line, on
+    the process's clock, None if that is not known.
     """
 
     ticket: Ticket
@@ -29,6 +30,7 @@ class Place(Struct, kw_only=True, eq=False):
     heard_s: float | None
     heard_live_s: float
     arrived: int
+    came_s: float | None
     granted: bool = False
     stands: bool = False  # its record was read back
     returned: bool = False
@@ -51,16 +53,36 @@ class Line:
     def __len__(self) -> int:
         return len(self.places)
 
-    def start(self, rank: int, tenant: str) -> float:
-        """The virtual start of a ticket of `tenant` that comes now."""
-        return max(self._now(rank), self._finish.get((rank, tenant), 0.0))
+    def start(self, rank: int, tenant: str, *, came_s: float | None = None) -> float:
+        """The virtual start of a ticket of `tenant` that comes now, or came before and was sent away: then it goes
+        before all of its tenant's that came after it."""
+        start = max(self._now(rank), self._finish.get((rank, tenant), 0.0))
+        if came_s is None:
+            return start
+        later = (
+            place.ticket.virtual_start
+            for place in self.places.values()
+            if (place.ticket.rank, place.ticket.tenant) == (rank, tenant)
+            and not place.granted
+            and place.came_s is not None
+            and place.came_s > came_s
+        )
+        return min(start, math.nextafter(min(later, default=math.inf), -math.inf))
 
     def ahead(self, rank: int, virtual_start: float) -> int:
         """How many wait before a ticket that comes now."""
         return bisect_left(self._order, ((True, rank, virtual_start, self._arrived), ""))
 
     def put(
-        self, ticket: Ticket, *, holder: Holder, n: int, heard_s: float | None, heard_live_s: float, waits: bool = True
+        self,
+        ticket: Ticket,
+        *,
+        holder: Holder,
+        n: int,
+        heard_s: float | None,
+        heard_live_s: float,
+        came_s: float | None = None,
+        waits: bool = True,
     ) -> Place:
         """Take in a ticket that was not known."""
         self._arrived += 1
@@ -71,6 +93,7 @@ class Line:
             heard_s=heard_s,
             heard_live_s=heard_live_s,
             arrived=self._arrived,
+            came_s=came_s,
             granted=not waits,
         )
         tenant, finish = (ticket.rank, ticket.tenant), ticket.virtual_start + ticket.work_s

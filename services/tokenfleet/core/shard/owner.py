@@ -190,6 +190,7 @@ class Owner:
         epoch = self._writer.epoch
         if self._known(ask.ticket, ask.holder, ask.n, heard_s, now_s) or epoch is None:
             return
+        came_s = now_s - ask.stood_s
         token = Token(
             book=self.book,
             ticket=ask.ticket,
@@ -198,12 +199,12 @@ class Owner:
             rank=ask.rank,
             units=ask.units,
             work_s=ask.work_s,
-            virtual_start=self.line.start(ask.rank, ask.tenant),
+            virtual_start=self.line.start(ask.rank, ask.tenant, came_s=came_s if ask.stood_s else None),
             deadline_s=now_s + ask.left_s,
             cluster=epoch.cluster,
             claim=epoch.claim,
         )
-        self._open(token, ask.holder, ask.n, heard_s, now_s)
+        self._open(token, ask.holder, ask.n, heard_s, now_s, came_s=came_s)
 
     def _shown(self, shown: TokenShown, heard_s: float | None, now_s: float) -> None:
         """A token of a former epoch rebuilds its ticket; one of a later epoch is not for us to judge."""
@@ -248,18 +249,22 @@ class Owner:
             self._writer.write(replace(place.ticket, holder=holder, n=n), now_s)
         return True
 
-    def _open(self, token: Token, holder: Holder, n: int, heard_s: float | None, now_s: float) -> None:
+    def _open(
+        self, token: Token, holder: Holder, n: int, heard_s: float | None, now_s: float, *, came_s: float | None = None
+    ) -> None:
         if len(self.line) >= TICKETS_MAX:
             self._end(token.ticket, "line_full", holder, now_s)
             return
         ahead = self.line.ahead(token.rank, token.virtual_start)
         ticket = ticket_with(token, self._secret, order=self._writer.next(), holder=holder, n=n, ahead=ahead)
-        self._put(ticket, holder, n, heard_s)
+        self._put(ticket, holder, n, heard_s, came_s=came_s)
         self._writer.post(ticket, now_s)
 
-    def _put(self, ticket: Ticket, holder: Holder, n: int, heard_s: float | None) -> None:
-        waits = ticket.ticket not in self._counts.grants
-        self.line.put(ticket, holder=holder, n=n, heard_s=heard_s, heard_live_s=self._clock.live_s, waits=waits)
+    def _put(
+        self, ticket: Ticket, holder: Holder, n: int, heard_s: float | None, *, came_s: float | None = None
+    ) -> None:
+        waits, live_s = ticket.ticket not in self._counts.grants, self._clock.live_s
+        self.line.put(ticket, holder=holder, n=n, heard_s=heard_s, heard_live_s=live_s, came_s=came_s, waits=waits)
 
     def _hear(self, place: Place, n: int, heard_s: float | None) -> None:
         place.n, place.heard_s, place.heard_live_s = n, heard_s, self._clock.live_s

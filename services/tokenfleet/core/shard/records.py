@@ -66,7 +66,8 @@ class Lease(Struct, frozen=True, kw_only=True, tag="lease"):
 class TicketAsk(Struct, frozen=True, kw_only=True, tag="ticket_ask"):
     """A request that wants to wait: `units` is its demand, `work_s` its predicted GPU-seconds over its tenant's weight.
 
-    `rank` orders classes, least first. `left_s` is how long the caller would wait.
+    `rank` orders classes, least first. `left_s` is how long the caller would wait. It has stood in line for `stood_s`
+    before, by a return ticket.
     """
 
     book: BookName
@@ -79,6 +80,7 @@ class TicketAsk(Struct, frozen=True, kw_only=True, tag="ticket_ask"):
     units: Count
     work_s: Seconds
     left_s: Seconds
+    stood_s: Seconds = 0.0
 
 
 class Ticket(Struct, frozen=True, kw_only=True, tag="ticket"):

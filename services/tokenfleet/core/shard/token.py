@@ -1,23 +1,20 @@
 """Token: what a caller holds while its request waits. It is signed and describes itself.
 
-A new owner takes the ticket's place in line from it. Layout: version, then each field as type, length, bytes, then
-HMAC-SHA256 with the site's secret over all before it; base64 for URLs.
+A new owner takes the ticket's place in line from it. Layout (core/sealed.py): version, then each field as type, length,
+bytes.
 """
 
-import hmac
 import struct
-from base64 import b64decode, urlsafe_b64encode
 from typing import Literal
 
 from msgspec import Struct, ValidationError, convert
 from msgspec.structs import fields
 
 from tokenfleet.core.records import Order
+from tokenfleet.core.sealed import seal, unseal
 from tokenfleet.core.shard.records import Holder, Ticket
 
 VERSION = b"\x01"
-SIGNATURE_BYTES = 32
-TOKEN_CHARS_MAX = 4096
 
 Problem = Literal["malformed", "tampered", "expired"]
 Standing = Literal["same", "earlier", "later", "other_cluster"]
@@ -53,25 +50,18 @@ class TokenRefused(Struct, frozen=True, kw_only=True):
 
 def sign(token: Token, secret: bytes) -> str:
     """The token as text."""
-    body = VERSION + b"".join(_packed(getattr(token, field.name)) for field in fields(Token))
-    return urlsafe_b64encode(body + _signature(body, secret)).decode()
+    return seal(VERSION + b"".join(_packed(getattr(token, field.name)) for field in fields(Token)), secret)
 
 
 def verify(text: str, secret: bytes, *, epoch: Order, now_s: float) -> Token | TokenRefused:
     """The token that `secret` signed, or why there is none.
 
     It expires on the clock of the owner that signed it: under another epoch nobody can tell, and who shows it says how
-    much longer it waits. Nothing is read of what is not signed.
+    much longer it waits.
     """
-    try:
-        signed = b64decode(text.encode("ascii"), b"-_", validate=True) if len(text) <= TOKEN_CHARS_MAX else b""
-    except ValueError:
-        signed = b""
-    body, signature = signed[:-SIGNATURE_BYTES], signed[-SIGNATURE_BYTES:]
-    if not body.startswith(VERSION):
-        return TokenRefused(problem="malformed")
-    if not hmac.compare_digest(signature, _signature(body, secret)):
-        return TokenRefused(problem="tampered")
+    body = unseal(text, secret, version=VERSION)
+    if isinstance(body, str):
+        return TokenRefused(problem=body)
     try:
         token = convert(dict(zip((field.name for field in fields(Token)), _unpacked(body), strict=True)), Token)
     except (ValueError, struct.error, ValidationError):  # another version's
@@ -98,10 +88,6 @@ def ticket_with(token: Token, secret: bytes, *, order: Order, holder: Holder, n:
         token=sign(token, secret),
         ahead=ahead,
     )
-
-
-def _signature(body: bytes, secret: bytes) -> bytes:
-    return hmac.digest(secret, body, "sha256")
 
 
 def _packed(value: str | int | float) -> bytes:

@@ -82,8 +82,9 @@ class Waiting:
         work_s: float,
         left_s: float,
         now_s: float,
+        stood_s: float = 0.0,
     ) -> TicketAsk:
-        """A request begins to wait for at most `left_s`."""
+        """A request begins to wait for at most `left_s`, and has stood in line for `stood_s` before."""
         asks = TicketAsk(
             book=self.book,
             holder=self.me,
@@ -95,6 +96,7 @@ class Waiting:
             units=units,
             work_s=work_s,
             left_s=left_s,
+            stood_s=stood_s,
         )
         self._tickets[ticket] = Held(asks=asks, left_until_s=now_s + left_s, unanswered_s=now_s)
         return asks

@@ -19,11 +19,13 @@ from tokenfleet.core.pool import PoolView
 from tokenfleet.core.predict.work import decode_iteration_s, prefill_work_s, uncached_tokens
 from tokenfleet.core.slomax.budget import bounded_tokens
 from tokenfleet.core.slomax.classify import Classification
-from tokenfleet.core.slomax.feasible import Ahead, Feasibility, Gate
+from tokenfleet.core.slomax.feasible import Ahead, Gate
 from tokenfleet.core.slomax.quota import Charge
 from tokenfleet.core.slomax.retry import retry_after_s
+from tokenfleet.core.slomax.returns import Kept
 from tokenfleet.core.tokenpilot.filters import refusal_of
 
+NOTHING_KEPT = Kept()
 DEFER_SLACK_SHARE = 0.5  # a deferred job comes back with at least half of its slack left
 
 
@@ -71,6 +73,8 @@ def admit(
     held: int = 0,
     held_s: float = 0.0,
     queues: bool = False,
+    kept: Kept = NOTHING_KEPT,
+    kept_free: str = "",
     gate: Gate | None = None,
     rtt_s: float = 0.0,
     output_q50_tokens: float,
@@ -82,7 +86,8 @@ def admit(
     `charge` is what the tenant's quota said (quota.Quotas.charge); the caller refunds it unless the verdict is admit.
     `held` requests of the class wait to be bound to an instance of the pool: they have their places among its running.
     `held_s` is the work of all that are held and go before it, `rtt_s` the way to the client; both are for the `gate`,
-    None where it is not to be asked. `queues`: what finds no room waits in the queue of its class. Output estimates are
+    None where it is not to be asked. `queues`: what finds no room waits in the queue of its class. `kept` are places of
+    others, who were told to come again, `kept_free` says why the request must leave room. Output estimates are
     learned ones, cut here at the caller's budget. `rng` spreads Retry-After. Raises UnknownModelError and
     UnknownTenantError for names that the policy lacks.
     """
@@ -112,22 +117,29 @@ def admit(
     if need_tokens > most_tokens:
         return _rejected("context_too_long", evidence, f"{need_tokens} tokens needed, context holds {most_tokens}")
     room = _room(request, usable, pool, terms, evidence, held=held)
-    evidence = replace(evidence, running=room.running, bound=room.bound)
+    evidence = replace(evidence, running=room.running, bound=room.bound, kept=kept.places)
     if charge.refused:
         wait_s = charge.retry_after_s if charge.retry_after_s is not None else _first_end_s(room)
         return _rejected("quota", replace(evidence, retry_after_s=retry_after_s(wait_s, policy, rng)), charge.refused)
     slack_s = _slack_s(request, terms, room)
     # A prediction may be wrong: where there is a gate it is that which refuses on one.
     if slack_s is not None and slack_s + (0.0 if gate is None else room.stay_s) < 0.0:
+        if slack_s + room.wait_s >= 0.0:  # an idle pool could serve it
+            evidence = replace(evidence, retry_after_s=retry_after_s(-slack_s, policy, rng))
         return _rejected("infeasible", evidence, f"the deadline passes {-slack_s:.1f} s before the likely end")
     if queues:
         ruling = Ruling(verdict="admit", admission=evidence)
     else:
-        ruling = _by_load(evidence, room, terms, policy, slack_s=slack_s, rng=rng)
+        ruling = _by_load(evidence, room, terms, policy, kept=kept, kept_free=kept_free, slack_s=slack_s, rng=rng)
     if gate is None or ruling.verdict != "admit":
         return ruling
     ahead = _ahead(request, evidence, room, terms, pool, held_s=held_s, rtt_s=rtt_s)
-    return _gated(evidence, gate.judge(request.id, ahead))
+    judged = gate.judge(request.id, ahead)
+    evidence = replace(evidence, gate=judged.answer, gate_why=judged.why, chance=judged.chance)
+    if judged.answer == "reject":
+        evidence = replace(evidence, retry_after_s=retry_after_s(ahead.wait_s, policy, rng))
+        return _rejected("infeasible", evidence, judged.why)
+    return Ruling(verdict="admit", admission=evidence, waits=judged.answer == "queue")
 
 
 def barred(request: Request, classified: Classification, policy: Policy) -> str:
@@ -139,16 +151,28 @@ def barred(request: Request, classified: Classification, policy: Policy) -> str:
 
 
 def _by_load(
-    evidence: Admission, room: Room, terms: RequestClass, policy: Policy, *, slack_s: float | None, rng: Random
+    evidence: Admission,
+    room: Room,
+    terms: RequestClass,
+    policy: Policy,
+    *,
+    kept: Kept,
+    kept_free: str,
+    slack_s: float | None,
+    rng: Random,
 ) -> Ruling:
     """Room now: admit. None: a job with a deadline comes later if it still can make it, all others are all_busy."""
-    if room.running >= room.bound:
+    wait_s = room.wait_s + kept.work_s / room.instances
+    others = f", with those {kept.places} who were told to come again" if kept.places else ""
+    if room.running + kept.places >= room.bound:
         name = evidence.request_class
-        problem = f"{room.running} {name} requests running, {room.bound} allowed on {room.instances} ready"
-        free_in_s = (room.running + 1 - room.bound) * _first_end_s(room)
-    elif room.wait_s > terms.backlog_max_s:
-        problem = f"the least wait is {room.wait_s:.1f} s, the class may wait {terms.backlog_max_s:.1f} s"
-        free_in_s = room.wait_s + room.work_s - terms.backlog_max_s  # an instance drains 1 s a second
+        problem = f"{room.running} {name} requests running, {room.bound} allowed on {room.instances} ready{others}"
+        free_in_s = (room.running + kept.places + 1 - room.bound) * _first_end_s(room)
+    elif wait_s > terms.backlog_max_s:
+        problem = f"the least wait is {wait_s:.1f} s{others}, the class may wait {terms.backlog_max_s:.1f} s"
+        free_in_s = wait_s + room.work_s - terms.backlog_max_s  # an instance drains 1 s a second
+    elif kept_free:
+        problem, free_in_s = kept_free, _first_end_s(room)
     else:
         return Ruling(verdict="admit", admission=evidence)
     if terms.ttft_s is None and slack_s is not None and slack_s * DEFER_SLACK_SHARE > policy.slomax.retry_after_max_s:
@@ -233,13 +257,6 @@ def _ahead(
         tpot_max_s=terms.tpot_s,
         deadline_s=request.deadline_s if request.deadline_s is not None else terms.deadline_s,
     )
-
-
-def _gated(evidence: Admission, judged: Feasibility) -> Ruling:
-    evidence = replace(evidence, gate=judged.answer, gate_why=judged.why, chance=judged.chance)
-    if judged.answer == "reject":
-        return _rejected("infeasible", evidence, judged.why)
-    return Ruling(verdict="admit", admission=evidence, waits=judged.answer == "queue")
 
 
 def _first_end_s(room: Room) -> float:

@@ -77,9 +77,10 @@ class Queues:
         for fair in self._fairs.values():
             fair.follow(policy.slomax.fair, policy.tenants, default_tenant=policy.default_tenant)
 
-    def full(self, tenant: str, policy: Policy) -> bool:
-        """Whether no more of the tenant's can wait: all that may wait do, and it has its even part of them."""
-        most = policy.slomax.pacing.waiting_max
+    def full(self, tenant: str, policy: Policy, *, kept: int = 0) -> bool:
+        """Whether no more of the tenant's can wait: all that may wait do, and it has its even part of them. `kept` of
+        their places are others'."""
+        most = policy.slomax.pacing.waiting_max - kept
         if len(self) < most:
             return False
         entry = entry_of(tenant, policy)
@@ -90,13 +91,18 @@ class Queues:
         """It waits from now on in the line of its class, at this place."""
         terms = policy.classes[waiting.request_class]
         waiting.latest_start_s = latest_start_s(waiting, terms)
-        waiting.joined_ns = self._fair(waiting.request_class, policy).virtual_ns
+        waiting.joined_ns = self.virtual_ns(waiting.request_class, policy, before_ns=waiting.standing.virtual_ns)
         tenant = entry_of(waiting.request.tenant, policy)
         rank = _rank(waiting, terms.queue, policy.slomax.pacing)
         line = self._lines.setdefault(waiting.request_class, Line())
         line.put(waiting, rank, tenant)
         waiting.position = _position(line, waiting.call, terms.queue, now_s)
         return self._place(waiting.request_class, waiting.position)
+
+    def virtual_ns(self, request_class: str, policy: Policy, *, before_ns: int | None = None) -> int:
+        """The virtual time at which a request of the class joins now, or joined before."""
+        now_ns = self._fair(request_class, policy).virtual_ns
+        return now_ns if before_ns is None else min(before_ns, now_ns)
 
     def place(self, call: Call, policy: Policy, now_s: float) -> Place | None:
         """Where a request stands in the line of its class, None if it is in none."""
@@ -383,5 +389,5 @@ def output_price_s(pool: PoolView) -> float:
 def _rank(waiting: Waiting, queue: ClassQueue, pacing: PacingPolicy) -> float:
     """Least first, on the clock of `since_s`."""
     if queue.role == "reserving":
-        return waiting.since_s + pacing.ageing * waiting.work_s
+        return waiting.came_s + pacing.ageing * waiting.work_s
     return waiting.latest_start_s

@@ -9,15 +9,17 @@ One `Reserve` a pool. Call `arrived` for each interactive request. Before non-in
 the reserve and `may_start` whether the work may.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from msgspec import Struct
 
+from tokenfleet.core.policy import Policy
 from tokenfleet.core.slomax.terms import ReservePolicy
 
 HISTORY_S = 600  # arrivals of the last ten minutes, by the second
 HISTORY_MIN_S = 60  # below, arrivals say little: the least share is kept
+LOOKED_EVERY_S = 0.5
 DRAIN_MAX_S = 300.0  # no q99 of half the history
 DRAIN_QUANTILE, ARRIVALS_QUANTILE = 0.9, 0.99
 
@@ -38,6 +40,8 @@ class Reserve:
         self._seconds = np.zeros(HISTORY_S)
         self._first: int | None = None
         self._last = 0
+        self._reserved: Reserved | None = None
+        self._looked_s = 0.0
 
     def arrived(self, seconds: float, now_s: float) -> None:
         """An interactive request of so many predicted GPU seconds came; times never go back."""
@@ -45,6 +49,13 @@ class Reserve:
             return
         self._advance(now_s)
         self._seconds[self._last % HISTORY_S] += seconds
+
+    def lately(self, running_left_s: Callable[[], Sequence[float]], *, instances: int, now_s: float) -> Reserved:
+        """The reserve of now, or of up to LOOKED_EVERY_S ago: what runs is gone through for it."""
+        if self._reserved is None or now_s - self._looked_s >= LOOKED_EVERY_S:
+            self._reserved = self.now(running_left_s(), instances=instances, now_s=now_s)
+            self._looked_s = now_s
+        return self._reserved
 
     def now(self, running_left_s: Sequence[float], *, instances: int, now_s: float) -> Reserved:
         """The reserve while non-interactive work with these remaining times runs on the pool's ready instances.
@@ -90,3 +101,24 @@ def may_start(
 def _quantile(ascending: np.ndarray, q: float) -> float:
     """The least that a share q of them does not exceed; 0 of none."""
     return float(ascending[min(int(np.ceil(q * len(ascending))), len(ascending)) - 1]) if len(ascending) else 0.0
+
+
+class Reserves:
+    """The reserve of each pool of a site, by model; they follow the policy in force."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._terms = policy.slomax.reserve
+        self._reserves: dict[str, Reserve] = {}
+
+    def of(self, model: str) -> Reserve:
+        found = self._reserves.get(model)
+        if found is None:
+            found = self._reserves[model] = Reserve(self._terms)
+        return found
+
+    def follow(self, policy: Policy) -> None:
+        """Another policy is in force; pools of models that it lacks are forgotten."""
+        self._terms = policy.slomax.reserve
+        self._reserves = {model: each for model, each in self._reserves.items() if model in policy.models}
+        for each in self._reserves.values():
+            each.terms = self._terms

@@ -1,19 +1,16 @@
-"""Retry: when may a refused request come again, does it keep its place, and may its tenant retry at all?
+"""Retry: when may a refused request come again, and may its tenant retry at all?
 
-Who refuses for want of room works out `room_in_s`, spreads it with `retry_after_s`, and gives a `ReturnTicket` along:
-shown within its time, the request stands where it stood. Before a repeated attempt is looked at, `RetryBudgets.retry`
-says whether its tenant has any left; each fresh request is told to it by `fresh`.
+Who refuses for want of room works out `room_in_s` and spreads it with `retry_after_s`; whether the request keeps its
+place meanwhile is a matter of returns.py. Before a repeated attempt is looked at, `RetryBudgets.retry` says whether its
+tenant has any left; each fresh request is told to it by `fresh`.
 """
 
 import math
 from random import Random
 
-from msgspec import Struct
-
 from tokenfleet.core.policy import Policy
 from tokenfleet.core.slomax.terms import RetryPolicy
 
-EARLY_S = 0.5  # a timer of the caller's may be so much too fast
 MILLI = 1000  # budgets are whole thousandths of a retry: tenths would not add up to one
 
 
@@ -33,34 +30,6 @@ def room_in_s(*, ahead_s: float, work_s: float, free_s: float, drain_rate: float
     if left_s == 0.0:
         return 0.0
     return left_s / drain_rate if drain_rate > 0.0 and not math.isnan(left_s) else math.inf
-
-
-class ReturnTicket(Struct, frozen=True, kw_only=True, tag="return"):
-    """A refused request's place in line: it has stood there since `since_s` and joined at `virtual_ns` (slomax.fair).
-
-    Times are `issuer`'s, one life of one owner of the line: no other clock can read them. To be signed where it leaves
-    the process.
-    """
-
-    issuer: str
-    tenant: str
-    request: str
-    request_class: str
-    since_s: float
-    virtual_ns: int
-    due_s: float
-
-    def lapsed(self, *, issuer: str, tenant: str, request: str, now_s: float, terms: RetryPolicy) -> str:
-        """Why the request has its place no longer and joins at the end, empty if it has it."""
-        if issuer != self.issuer:
-            return "another life of the line gave it"
-        if (tenant, request) != (self.tenant, self.request):
-            return "it is another request's"
-        if now_s < self.due_s - EARLY_S:
-            return f"it is {self.due_s - now_s:.1f} s too early"
-        if now_s > self.due_s + terms.return_within_s:
-            return f"it is {now_s - self.due_s - terms.return_within_s:.1f} s too late"
-        return ""
 
 
 class RetryBudgets:

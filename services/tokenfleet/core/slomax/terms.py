@@ -111,6 +111,7 @@ class ReservePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Work that is predicted to end within `borrow_max_s` may borrow it.
     """
 
+    enabled: bool = True
     share_min: Share = 0.1
     share_max: Share = 0.5
     borrow_max_s: NonNegative = 10.0

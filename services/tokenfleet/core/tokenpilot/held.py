@@ -20,6 +20,7 @@ from tokenfleet.core.decision import Request
 from tokenfleet.core.policy import LateBindingPolicy, RequestClass, TokenPilotPolicy
 from tokenfleet.core.pool import PoolView
 from tokenfleet.core.slomax.quota import Charge
+from tokenfleet.core.slomax.returns import Standing
 from tokenfleet.core.tokenpilot.cost import dense_work_s, kv_pressure_s, reuse_price
 from tokenfleet.core.tokenpilot.due import Due, rank
 
@@ -38,7 +39,7 @@ class Waiting(Struct, kw_only=True, eq=False):
     `charge` is what it took from its tenant's quota and keeps, `output_tokens` the likely (q50) length of its output.
     `hits` are by slot of the instances that `labels` name. `latest_start_s` is when its prefill must begin at the
     latest to meet what is agreed, ∞ if nothing is, `joined_ns` its class's virtual time and `position` its place when
-    it came; the class queues set them.
+    it came; the class queues set them. `standing` is from before, by its return ticket.
     """
 
     request: Request
@@ -54,6 +55,12 @@ class Waiting(Struct, kw_only=True, eq=False):
     latest_start_s: float = math.inf
     joined_ns: int = 0
     position: int = 1
+    standing: Standing = Standing()
+
+    @property
+    def came_s(self) -> float:
+        """Since when it has stood in line, also while it was sent away."""
+        return self.since_s - self.standing.stood_s
 
     def look(self, look: Look, labels: Labels, now_s: float) -> None:
         """Looks its cached prefixes up anew, if that is due or the instances are others."""
@@ -81,6 +88,7 @@ def waiting_of(asked: Asked) -> Waiting:
         hits=hits,
         labels=pool.columns.labels,
         looked_s=asked.now_s,
+        standing=asked.standing,
     )
 
 
@@ -150,12 +158,15 @@ class Held:
         """How many of a model and class are held."""
         return sum(waiting.request_class == request_class for waiting in self._waiting.get(model, {}).values())
 
-    def ahead_s(self, model: str, request_class: str, classes: dict[str, RequestClass]) -> float:
-        """Σ least work of the held of a model whose class is as urgent as this one, or more."""
+    def ahead_s(
+        self, model: str, request_class: str, classes: dict[str, RequestClass], *, came_s: float = math.inf
+    ) -> float:
+        """Σ least work of the held of a model that came before `came_s` and whose class is as urgent as this one, or
+        more."""
         rank = classes[request_class].rank
         as_urgent = {name for name, terms in classes.items() if terms.rank <= rank}
         held = self._waiting.get(model, {}).values()
-        return sum(waiting.work_s for waiting in held if waiting.request_class in as_urgent)
+        return sum(w.work_s for w in held if w.request_class in as_urgent and w.came_s < came_s)
 
     def by_tenant(self) -> Counter[str]:
         """How many are held of each tenant."""

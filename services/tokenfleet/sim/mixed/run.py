@@ -36,7 +36,8 @@ class MixedOptions(Struct, frozen=True, kw_only=True):
 
     `make_router` is taken instead of the design's own and keeps its name. `prior_factor` and `learning` are what a
     router starts from and whether outcomes teach it (router.Setup). `event_delay_s` is that of placements,
-    `outcome_delay_s` that of the tokens' reports to a gateway, `links` all else of the links.
+    `outcome_delay_s` that of the tokens' reports to a gateway, `links` all else of the links. Callers who are told to
+    come again do so for `patience_s` after their arrival.
     """
 
     design: str = "slomax"
@@ -58,6 +59,7 @@ class MixedOptions(Struct, frozen=True, kw_only=True):
     learning: bool = False
     make_router: MakeRouter | None = None
     drain_max_s: float = 1_800.0
+    patience_s: float = BATCH_DEADLINE_S
 
 
 class MixedRun(Struct, frozen=True, kw_only=True):
@@ -158,6 +160,7 @@ def _terms(options: MixedOptions, profile: Profile, policy: Policy) -> FleetTerm
         prior_factor=options.prior_factor,
         learning=options.learning,
         drain_max_s=options.drain_max_s,
+        patience_s=options.patience_s,
     )
 
 

@@ -65,7 +65,7 @@ MODE_DEGRADED: Mode
 MODE_BYPASS: Mode
 
 class Request(_message.Message):
-    __slots__ = ("id", "attempt", "model", "tenant", "origin", "prompt_tokens", "max_tokens", "block_keys", "block_tokens", "stream", "task", "declared_class", "deadline_s", "session", "adapter", "data_class", "local_only", "hop", "lease", "sites_tried", "elapsed_s", "upload_bytes", "wait_max_s", "idempotency_key", "body_hash", "ticket")
+    __slots__ = ("id", "attempt", "model", "tenant", "origin", "prompt_tokens", "max_tokens", "block_keys", "block_tokens", "stream", "task", "declared_class", "deadline_s", "session", "adapter", "data_class", "local_only", "hop", "lease", "sites_tried", "elapsed_s", "upload_bytes", "wait_max_s", "idempotency_key", "body_hash", "ticket", "return_ticket")
     ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +92,7 @@ class Request(_message.Message):
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     BODY_HASH_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    RETURN_TICKET_FIELD_NUMBER: _ClassVar[int]
     id: str
     attempt: int
     model: str
@@ -118,7 +119,8 @@ class Request(_message.Message):
     idempotency_key: str
     body_hash: int
     ticket: str
-    def __init__(self, id: _Optional[str] = ..., attempt: _Optional[int] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., origin: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., block_keys: _Optional[bytes] = ..., block_tokens: _Optional[int] = ..., stream: _Optional[bool] = ..., task: _Optional[str] = ..., declared_class: _Optional[str] = ..., deadline_s: _Optional[float] = ..., session: _Optional[str] = ..., adapter: _Optional[str] = ..., data_class: _Optional[str] = ..., local_only: _Optional[bool] = ..., hop: _Optional[int] = ..., lease: _Optional[str] = ..., sites_tried: _Optional[_Iterable[str]] = ..., elapsed_s: _Optional[float] = ..., upload_bytes: _Optional[int] = ..., wait_max_s: _Optional[float] = ..., idempotency_key: _Optional[str] = ..., body_hash: _Optional[int] = ..., ticket: _Optional[str] = ...) -> None: ...
+    return_ticket: str
+    def __init__(self, id: _Optional[str] = ..., attempt: _Optional[int] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., origin: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., block_keys: _Optional[bytes] = ..., block_tokens: _Optional[int] = ..., stream: _Optional[bool] = ..., task: _Optional[str] = ..., declared_class: _Optional[str] = ..., deadline_s: _Optional[float] = ..., session: _Optional[str] = ..., adapter: _Optional[str] = ..., data_class: _Optional[str] = ..., local_only: _Optional[bool] = ..., hop: _Optional[int] = ..., lease: _Optional[str] = ..., sites_tried: _Optional[_Iterable[str]] = ..., elapsed_s: _Optional[float] = ..., upload_bytes: _Optional[int] = ..., wait_max_s: _Optional[float] = ..., idempotency_key: _Optional[str] = ..., body_hash: _Optional[int] = ..., ticket: _Optional[str] = ..., return_ticket: _Optional[str] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("instance", "cost_s", "ttft_s", "wait_s", "work_s", "bias_s", "margin_s", "reuse_s", "kv_s", "decode_s", "hit_tokens", "uncached_tokens", "p_hit", "age_s", "suspect", "weight_s", "saved_s", "kv_use", "filtered", "pace_s")
@@ -199,7 +201,7 @@ class SiteOption(_message.Message):
     def __init__(self, site: _Optional[str] = ..., refused: _Optional[str] = ..., cost: _Optional[float] = ..., ttft_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., network_s: _Optional[float] = ..., hit_tokens: _Optional[int] = ..., summary_age_s: _Optional[float] = ..., work_s: _Optional[float] = ..., crowding_s: _Optional[float] = ..., tpot_excess_s: _Optional[float] = ..., latency_cost: _Optional[float] = ..., gpu_cost: _Optional[float] = ..., egress_cost: _Optional[float] = ..., stale: _Optional[bool] = ...) -> None: ...
 
 class Admission(_message.Message):
-    __slots__ = ("request_class", "rule", "output_q50_tokens", "output_q90_tokens", "running", "bound", "retry_after_s", "not_before_s", "ttft_max_s", "tpot_max_s", "end_max_s", "gate", "gate_why", "chance")
+    __slots__ = ("request_class", "rule", "output_q50_tokens", "output_q90_tokens", "running", "bound", "retry_after_s", "not_before_s", "ttft_max_s", "tpot_max_s", "end_max_s", "gate", "gate_why", "chance", "kept", "ahead_s", "drain_rate")
     REQUEST_CLASS_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_Q50_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +216,9 @@ class Admission(_message.Message):
     GATE_FIELD_NUMBER: _ClassVar[int]
     GATE_WHY_FIELD_NUMBER: _ClassVar[int]
     CHANCE_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_S_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_RATE_FIELD_NUMBER: _ClassVar[int]
     request_class: str
     rule: str
     output_q50_tokens: float
@@ -228,7 +233,10 @@ class Admission(_message.Message):
     gate: str
     gate_why: str
     chance: float
-    def __init__(self, request_class: _Optional[str] = ..., rule: _Optional[str] = ..., output_q50_tokens: _Optional[float] = ..., output_q90_tokens: _Optional[float] = ..., running: _Optional[int] = ..., bound: _Optional[int] = ..., retry_after_s: _Optional[float] = ..., not_before_s: _Optional[float] = ..., ttft_max_s: _Optional[float] = ..., tpot_max_s: _Optional[float] = ..., end_max_s: _Optional[float] = ..., gate: _Optional[str] = ..., gate_why: _Optional[str] = ..., chance: _Optional[float] = ...) -> None: ...
+    kept: int
+    ahead_s: float
+    drain_rate: float
+    def __init__(self, request_class: _Optional[str] = ..., rule: _Optional[str] = ..., output_q50_tokens: _Optional[float] = ..., output_q90_tokens: _Optional[float] = ..., running: _Optional[int] = ..., bound: _Optional[int] = ..., retry_after_s: _Optional[float] = ..., not_before_s: _Optional[float] = ..., ttft_max_s: _Optional[float] = ..., tpot_max_s: _Optional[float] = ..., end_max_s: _Optional[float] = ..., gate: _Optional[str] = ..., gate_why: _Optional[str] = ..., chance: _Optional[float] = ..., kept: _Optional[int] = ..., ahead_s: _Optional[float] = ..., drain_rate: _Optional[float] = ...) -> None: ...
 
 class Place(_message.Message):
     __slots__ = ("position", "wait_p50_s", "wait_p90_s")
@@ -257,7 +265,7 @@ class BatchTicket(_message.Message):
     def __init__(self, token: _Optional[str] = ..., window_s: _Optional[float] = ..., ahead_s: _Optional[float] = ..., end_s: _Optional[float] = ..., will_miss: _Optional[bool] = ..., granted: _Optional[bool] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("id", "request", "attempt", "verdict", "reason", "mode", "age_s", "tenant", "model", "request_class", "origin", "site", "pool", "target", "address", "gateways", "lease", "prompt_tokens", "hit_tokens", "predicted_ttft_s", "admission", "sites", "candidates", "considered", "excluded", "relaxed", "runner_up", "gap_s", "sentence", "detail", "replica", "policy_revision", "calibration_revision", "products", "tables", "at_wall_s", "took_s", "dry_run", "how", "canary", "duplicate", "idempotency_key", "body_hash", "place", "ticket")
+    __slots__ = ("id", "request", "attempt", "verdict", "reason", "mode", "age_s", "tenant", "model", "request_class", "origin", "site", "pool", "target", "address", "gateways", "lease", "prompt_tokens", "hit_tokens", "predicted_ttft_s", "admission", "sites", "candidates", "considered", "excluded", "relaxed", "runner_up", "gap_s", "sentence", "detail", "replica", "policy_revision", "calibration_revision", "products", "tables", "at_wall_s", "took_s", "dry_run", "how", "canary", "duplicate", "idempotency_key", "body_hash", "place", "ticket", "return_ticket", "returned", "stood_s")
     class ExcludedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -317,6 +325,9 @@ class Decision(_message.Message):
     BODY_HASH_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    RETURN_TICKET_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
+    STOOD_S_FIELD_NUMBER: _ClassVar[int]
     id: str
     request: str
     attempt: int
@@ -362,4 +373,7 @@ class Decision(_message.Message):
     body_hash: int
     place: Place
     ticket: BatchTicket
-    def __init__(self, id: _Optional[str] = ..., request: _Optional[str] = ..., attempt: _Optional[int] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., mode: _Optional[_Union[Mode, str]] = ..., age_s: _Optional[float] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_class: _Optional[str] = ..., origin: _Optional[str] = ..., site: _Optional[str] = ..., pool: _Optional[str] = ..., target: _Optional[str] = ..., address: _Optional[str] = ..., gateways: _Optional[_Iterable[str]] = ..., lease: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., predicted_ttft_s: _Optional[float] = ..., admission: _Optional[_Union[Admission, _Mapping]] = ..., sites: _Optional[_Iterable[_Union[SiteOption, _Mapping]]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., considered: _Optional[int] = ..., excluded: _Optional[_Mapping[str, int]] = ..., relaxed: _Optional[_Iterable[str]] = ..., runner_up: _Optional[str] = ..., gap_s: _Optional[float] = ..., sentence: _Optional[str] = ..., detail: _Optional[str] = ..., replica: _Optional[str] = ..., policy_revision: _Optional[int] = ..., calibration_revision: _Optional[int] = ..., products: _Optional[_Iterable[str]] = ..., tables: _Optional[_Mapping[str, str]] = ..., at_wall_s: _Optional[float] = ..., took_s: _Optional[float] = ..., dry_run: _Optional[bool] = ..., how: _Optional[str] = ..., canary: _Optional[bool] = ..., duplicate: _Optional[bool] = ..., idempotency_key: _Optional[str] = ..., body_hash: _Optional[int] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., ticket: _Optional[_Union[BatchTicket, _Mapping]] = ...) -> None: ...
+    return_ticket: str
+    returned: str
+    stood_s: float
+    def __init__(self, id: _Optional[str] = ..., request: _Optional[str] = ..., attempt: _Optional[int] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., mode: _Optional[_Union[Mode, str]] = ..., age_s: _Optional[float] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_class: _Optional[str] = ..., origin: _Optional[str] = ..., site: _Optional[str] = ..., pool: _Optional[str] = ..., target: _Optional[str] = ..., address: _Optional[str] = ..., gateways: _Optional[_Iterable[str]] = ..., lease: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., predicted_ttft_s: _Optional[float] = ..., admission: _Optional[_Union[Admission, _Mapping]] = ..., sites: _Optional[_Iterable[_Union[SiteOption, _Mapping]]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., considered: _Optional[int] = ..., excluded: _Optional[_Mapping[str, int]] = ..., relaxed: _Optional[_Iterable[str]] = ..., runner_up: _Optional[str] = ..., gap_s: _Optional[float] = ..., sentence: _Optional[str] = ..., detail: _Optional[str] = ..., replica: _Optional[str] = ..., policy_revision: _Optional[int] = ..., calibration_revision: _Optional[int] = ..., products: _Optional[_Iterable[str]] = ..., tables: _Optional[_Mapping[str, str]] = ..., at_wall_s: _Optional[float] = ..., took_s: _Optional[float] = ..., dry_run: _Optional[bool] = ..., how: _Optional[str] = ..., canary: _Optional[bool] = ..., duplicate: _Optional[bool] = ..., idempotency_key: _Optional[str] = ..., body_hash: _Optional[int] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., ticket: _Optional[_Union[BatchTicket, _Mapping]] = ..., return_ticket: _Optional[str] = ..., returned: _Optional[str] = ..., stood_s: _Optional[float] = ...) -> None: ...
