@@ -50,9 +50,9 @@ def answers(b: Town) -> list[tuple[str, str]]:
     return [(decision.request, decision.verdict) for decision in release(b)]
 
 
-def decodes(b: Town, name: str, request_class: str = "chat") -> Decision:
+def decodes(b: Town, name: str, request_class: str = "chat", **facts: Any) -> Decision:
     """A request that has its first token."""
-    decision = ask(b, name, request_class)
+    decision = ask(b, name, request_class, **facts)
     assert decision.verdict == "admit"
     b.hears_outcome(decision, "first_token", ttft_s=0.1)
     return decision

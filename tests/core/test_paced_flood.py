@@ -90,3 +90,30 @@ def test_a_tenant_that_left_the_policy_while_it_flooded_is_no_fault() -> None:
     tenants = {name: terms for name, terms in policy.tenants.items() if name != "acme"}
     b.site.adopt(replace(policy, tenants=tenants, revision=policy.revision + 1))
     assert ask(b, "r", tenant="globex").verdict == "admit"
+
+
+def test_a_flood_goes_nowhere_while_others_reserving_requests_wait() -> None:
+    for tenant, goes in (("globex", False), ("acme", True)):
+        b = town(small=2)
+        for n in range(2):
+            decodes(b, f"chat-{n}", tenant="globex")
+        floods(b, "acme")
+        ticks(b, 20, over_s=1.0)  # 50 ms a token: too slow for a long prompt, not for ten tokens
+        assert ask(b, "long", "long", 16_000, tenant=tenant).verdict == "queue"
+        assert ask(b, "flood", "chat", 10, tenant="acme").verdict == "queue"
+        assert (("flood", "admit") in answers(b)) == goes, tenant
+
+
+def test_no_instance_is_kept_free_for_the_large_prompts_of_a_flood() -> None:
+    for tenant, verdict in (("globex", "queue"), ("acme", "admit")):
+        b = town(small=2)
+        for n in range(2):
+            decodes(b, f"chat-{n}", tenant="globex")
+        floods(b, "acme")
+        b.hears_telemetry(iterations_total=0)
+        b.now_s += 1.0
+        b.changes("b-small-0", iterations_total=30)  # 33 ms a token: too slow for a long prompt, and nearest to a gap
+        b.changes("b-small-1", iterations_total=14)  # 71 ms: closed
+        b.hears_telemetry()
+        assert ask(b, "long", "long", 16_000, tenant=tenant).verdict == "queue"
+        assert ask(b, "batch", "batch", 10, tenant="globex").verdict == verdict, tenant

@@ -1,18 +1,16 @@
 """Class queues: who waits for a shared pool, who goes when, and what a prefill may cost those who decode."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.core.fleets import Town, asked
-from tests.core.paced_towns import PACED, answers, ask, decodes, release, ticks, town
+from tests.core.paced_towns import answers, ask, decodes, release, ticks, town
 from tokenfleet.core.asked import ROUTE
 from tokenfleet.core.columns import Labels
 from tokenfleet.core.policy import PacingPolicy
 from tokenfleet.core.schedule import withdrawn
-from tokenfleet.core.slomax.allowance import Allowance
 from tokenfleet.core.slomax.iterations import Iterations
 from tokenfleet.core.slomax.line import Line
 from tokenfleet.core.slomax.quota import Charge
@@ -220,7 +218,7 @@ def _waiting(name: str) -> Waiting:
     )
 
 
-# -- iterations and the allowance ---------------------------------------------------------------------------------
+# -- iterations ----------------------------------------------------------------------------------------------------
 
 
 def test_iterations_are_counted_over_the_window_and_not_over_a_restart() -> None:
@@ -239,26 +237,6 @@ def test_iterations_are_counted_over_the_window_and_not_over_a_restart() -> None
     counted.heard("a", boot="2", count=9.0, at_s=None)
     counted.heard("a", boot="2", count=13.0, at_s=5.0)
     assert counted.recent(labels, 1.0)[1][0] == 10.0
-
-
-def test_the_allowance_falls_quickly_when_the_guarded_miss_and_rises_slowly_when_they_dont() -> None:
-    allowance = Allowance(PACED)
-    allowance.advance(PACED, 0.0)
-    for n in range(100):
-        allowance.settled(met=True, now_s=0.01 * n)
-    allowance.advance(PACED, 2.0)
-    assert allowance.share == pytest.approx(0.05)
-    for n in range(20):
-        allowance.settled(met=False, now_s=2.0 + 0.01 * n)
-    allowance.advance(PACED, 3.9)  # not yet due
-    assert allowance.share == pytest.approx(0.05)
-    for n in range(2, 40):
-        allowance.advance(PACED, 2.0 * n)
-    assert allowance.share == PACED.allowance_max  # the misses are out of the window
-    for second in range(80, 200):
-        allowance.settled(met=False, now_s=float(second))
-        allowance.advance(PACED, float(second))
-    assert allowance.share == PACED.allowance_min
 
 
 def test_what_was_queued_when_pacing_is_turned_off_goes_as_before() -> None:
@@ -344,3 +322,23 @@ def test_a_class_that_waits_while_better_ones_never_end_has_its_turn_within_half
             break
     assert "passed over" in gone
     assert waited_s <= 30.0
+
+
+def test_a_class_that_is_owed_its_turn_gets_what_it_is_owed_and_not_the_whole_pool() -> None:
+    """Prompts that have waited long would else go to all instances at once, and chat to none."""
+    b = town(small=2)
+    assert len({decodes(b, f"chat-{n}").target for n in range(2)}) == 2
+    b.hears_telemetry(iterations_total=0, running=1.0)
+    b.now_s += 1.0
+    b.hears_telemetry(iterations_total=14, running=1.0)
+    assert [ask(b, f"batch-{n}", "batch", 8_000).verdict for n in range(2)] == ["queue"] * 2
+    gone: list[str] = []
+    for second in range(2, 40):
+        b.now_s += 1.0
+        b.hears_telemetry(iterations_total=14.0 * second, running=2.0)  # 71 ms a token: the gate is closed
+        chat = ask(b, f"more-{second}", "chat", 1_000)
+        if chat.verdict == "admit":
+            b.hears_outcome(chat, "first_token", ttft_s=0.1)
+        if gone := [decision.request for decision in release(b)]:
+            break
+    assert [name for name in gone if name.startswith("batch")] == ["batch-0"]

@@ -30,6 +30,11 @@ def test_the_others_keep_their_goodput_and_their_first_tokens_in_a_flood() -> No
     assert result.kept > 0.95
     assert result.flooded.others_attainment > 0.95
     assert (result.ttft_p99_ratio["chat"] or 9.0) < 1.3
+    for side in (result.calm, result.flooded):
+        assert side.refused_share["chat"] == 0.0
+        assert side.served_ttft_s["chat"] == side.ttft_s["chat"]
+        assert (side.ttft_s["long"].mean is None) == (side.refused_share["long"] > 0.0)
+        assert side.served_ttft_s["long"].mean is not None
     assert result.flooded.flooding_goodput_tokens > result.calm.flooding_goodput_tokens  # what is left is the flood's
 
 

@@ -5,7 +5,8 @@ So nothing goes out before an instance is nearly free for it (core/slomax/pacing
 passed over for ever (core/slomax/floor.py); inside one, tenants by their fair shares (core/slomax/fair.py); of one
 tenant guarded requests by the latest start that still meets their service level, with those past it behind all others,
 reserving ones by least work with ageing, filling ones by latest start. Who uses more than its share of the pool goes
-behind all others, whatever the class, as filling work does (core/slomax/usage.py).
+behind all others, whatever the class, as filling work does, and not at all while others' reserving requests wait
+(core/slomax/usage.py).
 """
 
 from collections import OrderedDict, defaultdict
@@ -189,27 +190,39 @@ class Queues:
         by_rank = sorted(
             (name for name in self._lines if name in policy.classes), key=lambda name: policy.classes[name].rank
         )
-        owed, over = self._owed(policy, now_s), self.over(policy, now_s)
+        over = self.over(policy, now_s)
         in_order = self._floor.order(by_rank, self._waited_s(policy, now_s))
         within = [(name, self._lines[name].tenants - over) for name in in_order]
         beyond = [(name, self._lines[name].tenants & over) for name in by_rank] if over else []
         for name, tenants in (*within, *beyond):
-            line, terms = self._lines[name], policy.classes[name]
-            if tenants and tenants <= over:
-                terms = _as_filling(terms, policy)
-            elif name in owed:
-                terms = replace(terms, queue=replace(terms.queue, gate_share=np.inf))
+            line = self._lines[name]
+            terms, its_pace = self._terms(name, tenants, pace, policy, now_s)
             for waiting in self._in_order(line, name, policy, now_s, tenants):
-                if not self._any_open(name, pace, terms, policy, waiting, now_s):
+                if not self._any_open(name, its_pace, terms, policy, waiting, now_s):
                     break
                 waiting.look(look, pool.columns.labels, now_s)
-                turn = self._turn(waiting, pace, policy, now_s, terms)
+                turn = self._turn(waiting, its_pace, policy, now_s, terms)
                 if turn is None:
                     continue
                 yield waiting, turn
                 if waiting.call not in line:
                     pool = view()
                     pace = self._paced(pool, policy, now_s)
+                    terms, its_pace = self._terms(name, tenants, pace, policy, now_s)
+
+    def _terms(
+        self, name: str, tenants: Set[str], pace: Pace, policy: Policy, now_s: float
+    ) -> tuple[RequestClass, Pace]:
+        """The terms of the class and the pace that hold for these tenants: no gate for a class until it has had what it
+        is owed; what is beyond a tenant's share waits until no other's reserving request does."""
+        terms = policy.classes[name]
+        if tenants and tenants <= self.over(policy, now_s):
+            if self._reserving(policy, now_s):
+                pace = replace(pace, reserved=np.ones(len(pace.pool), np.bool_))
+            return _as_filling(terms, policy), pace
+        if name in self._owed(policy, now_s):
+            terms = replace(terms, queue=replace(terms.queue, gate_share=np.inf))
+        return terms, pace
 
     def _any_open(
         self, name: str, pace: Pace, terms: RequestClass, policy: Policy, waiting: Waiting, now_s: float
@@ -292,22 +305,22 @@ class Queues:
 
     def _reserving(self, policy: Policy, now_s: float) -> int:
         """Reserving requests that wait and can still make it."""
-        return sum(
-            waiting.latest_start_s >= now_s
-            for name, line in self._lines.items()
-            if name in policy.classes and policy.classes[name].queue.role == "reserving"
-            for waiting in line.first(policy.slomax.pacing.planned_max)
-        )
+        firsts = self._firsts("reserving", policy.slomax.pacing.planned_max, policy, now_s)
+        return sum(waiting.latest_start_s >= now_s for waiting in firsts)
 
     def _filling_slack_s(self, policy: Policy, now_s: float) -> float:
         """Until the first filling request must start; ∞ when none waits."""
-        firsts = [
-            waiting.latest_start_s - now_s
-            for name, line in self._lines.items()
-            if name in policy.classes and policy.classes[name].queue.role == "filling"
-            for waiting in line.first(1)
-        ]
-        return min(firsts, default=np.inf)
+        firsts = self._firsts("filling", 1, policy, now_s)
+        return min((waiting.latest_start_s - now_s for waiting in firsts), default=np.inf)
+
+    def _firsts(self, role: str, most: int, policy: Policy, now_s: float) -> Iterator[Waiting]:
+        """The first of each tenant within its share that wait in classes of that role."""
+        over = self.over(policy, now_s)
+        for name, line in self._lines.items():
+            if name in policy.classes and policy.classes[name].queue.role == role:
+                for tenant, its in line.by_tenant(most):
+                    if tenant not in over:
+                        yield from its
 
     def _turn(self, waiting: Waiting, pace: Pace, policy: Policy, now_s: float, terms: RequestClass) -> Turn | None:
         """Its turn under the `terms` that hold for it now, None if nothing is open to it."""

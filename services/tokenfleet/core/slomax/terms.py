@@ -36,14 +36,15 @@ class PacingPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     the guarded one (core/slomax/pacing.py).
 
     Forecasts rest on the iterations of the last `window_s`. The allowance, a share of the guarded time per output
-    token, starts at `allowance_start`; each `allowance_period_s` it is cut by `allowance_cut` where the guarded class's
-    attainment over `allowance_window_s` is below `attainment_low`, and raised by `allowance_step` above
-    `attainment_high`. It counts in full when the reserving request must start now, and not before `allowance_slack_s`.
-    `reserve_share` of the instances at most are kept from filling work for waiting reserving requests, while the
-    earliest filling one has `reserve_slack_s` left; guarded ones pay `reserved_price_s` there. `ageing`: a reserving
-    request that waits for so many seconds goes before one with a second less work. `planned_max` are looked at at a
-    time, `waiting_max` wait for a pool at all. Of the backlog that is seen as much is over already as news of first
-    tokens are late; `late_max_s` at most is taken off.
+    token, starts at `allowance_start`; each `allowance_period_s` it is cut to `allowance_cut` of itself where the
+    guarded class's attainment over `allowance_window_s` is below `attainment_low`, and raised by `allowance_step` above
+    `attainment_high`. It turns round at most once in `allowance_turn_s`, and moves less after each turn. It counts in
+    full when the reserving request must start now, and not before `allowance_slack_s`. `reserve_share` of the instances
+    at most are kept from filling work for waiting reserving requests, while the earliest filling one has
+    `reserve_slack_s` left; guarded ones pay `reserved_price_s` there. `ageing`: a reserving request that waits for so
+    many seconds goes before one with a second less work. `planned_max` are looked at at a time, `waiting_max` wait for
+    a pool at all. Of the backlog that is seen as much is over already as news of first tokens are late; `late_max_s` at
+    most is taken off.
     """
 
     enabled: bool = False
@@ -51,10 +52,11 @@ class PacingPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     allowance_start: Share = 0.03
     allowance_min: Share = 0.01
     allowance_max: Share = 0.4
-    allowance_cut: Share = 0.8
-    allowance_step: Share = 0.02
-    allowance_period_s: Positive = 2.0
+    allowance_cut: Share = 0.7
+    allowance_step: Share = 0.06
+    allowance_period_s: Positive = 15.0
     allowance_window_s: Positive = 15.0
+    allowance_turn_s: NonNegative = 60.0
     allowance_slack_s: Positive = 5.0
     attainment_low: Share = 0.98
     attainment_high: Share = 0.99

@@ -1,6 +1,7 @@
 """Flood: what one tenant's flood takes from the others of a mixed cluster."""
 
 from collections.abc import Callable
+from math import isfinite
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -11,7 +12,6 @@ from tokenfleet.sim.mixed.run import MixedOptions, MixedRun, run_mixed
 from tokenfleet.sim.mixed.workload import tenant_name
 from tokenfleet.sim.pilot import WAIT_MAX_S, Pilot
 from tokenfleet.sim.router import Answer
-from tokenfleet.sim.served import Served
 
 INTERACTIVE_WAIT_MAX_S = 30.0
 FLOODING = tenant_name(0)
@@ -27,13 +27,15 @@ class Impatient(Pilot):
 
 class Side(Struct, frozen=True, kw_only=True):
     """One run: output tokens of the others within their service level, in the window; their attainment of what they
-    offered, and that of the worst of them; their first tokens by class; requests and tokens within the service level of
-    the tenant that floods."""
+    offered, and that of the worst of them; by class their first tokens, those of who got there alone, and the share of
+    them that was refused; requests and tokens within the service level of the tenant that floods."""
 
     others_goodput_tokens: int
     others_attainment: float
     worst_attainment: float
     ttft_s: dict[str, Quantiles]
+    served_ttft_s: dict[str, Quantiles]
+    refused_share: dict[str, float]
     flooding_requests: int
     flooding_goodput_tokens: int
 
@@ -80,22 +82,22 @@ def _side(run: MixedRun) -> Side:
     window, whole = run.accounts.by_tenant(until_s=run.result.window_s), run.accounts.by_tenant()
     others = [each for name, each in whole.items() if name != FLOODING]
     judged = sum(each.met + each.missed + each.rejected for each in others)
+    theirs = [each for each in run.served if each.tenant != FLOODING]
+    by_class = {
+        name: [each for each in theirs if each.request_class == name]
+        for name in sorted({each.request_class for each in theirs})
+    }
+    ttft_s = {name: [late_s(figures_of(each).ttft_s) for each in its] for name, its in by_class.items()}
     return Side(
         others_goodput_tokens=sum(each.goodput_tokens for name, each in window.items() if name != FLOODING),
         others_attainment=sum(each.met for each in others) / max(judged, 1),
         worst_attainment=min((each.attainment_offered or 0.0 for each in others), default=0.0),
-        ttft_s=_ttft_s([each for each in run.served if each.tenant != FLOODING]),
+        ttft_s={name: quantiles(its) for name, its in ttft_s.items()},
+        served_ttft_s={name: quantiles(list(filter(isfinite, its))) for name, its in ttft_s.items()},
+        refused_share={name: sum(bool(each.refused) for each in its) / len(its) for name, its in by_class.items()},
         flooding_requests=sum(each.tenant == FLOODING for each in run.served),
         flooding_goodput_tokens=window[FLOODING].goodput_tokens if FLOODING in window else 0,
     )
-
-
-def _ttft_s(served: list[Served]) -> dict[str, Quantiles]:
-    names = sorted({each.request_class for each in served})
-    return {
-        name: quantiles([late_s(figures_of(each).ttft_s) for each in served if each.request_class == name])
-        for name in names
-    }
 
 
 def _ratio(flooded_s: float | None, calm_s: float | None) -> float | None:

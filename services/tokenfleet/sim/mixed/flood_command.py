@@ -49,5 +49,7 @@ def _words(result: "FloodResult") -> str:
         f"sends {result.flood:g} times its chat ({flooded.flooding_requests:,} requests), seed {result.seed}\n"
         f"the others keep {result.kept:.1%} of their goodput; attainment {calm.others_attainment:.2%} without the "
         f"flood, {flooded.others_attainment:.2%} in it, the worst of them {flooded.worst_attainment:.2%}\n"
-        f"their p99 of time to first token, in the flood over without: {ratios}"
+        f"their p99 of time to first token, in the flood over without: {ratios}\n"
+        f"of their long prompts were refused {calm.refused_share.get('long', 0.0):.1%} without the flood, "
+        f"{flooded.refused_share.get('long', 0.0):.1%} in it"
     )
