@@ -78,7 +78,7 @@ class Turn(Struct, frozen=True, kw_only=True):
 
 class Decided(Struct, frozen=True, kw_only=True):
     """The decision, the placement to count if it placed something, and the outcome to report if it refused. `short`: it
-    waits for credit of its pool's book, and those of its class behind it do too."""
+    waits for credit of its pool's book or its class's share, and those of its class behind it do too."""
 
     decision: Decision
     placement: PlacementEvent | None = None

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from tokenfleet.core.answers import elsewhere, refused_for, routed, ruled_out, stays, waits
 from tokenfleet.core.asked import Asked, Decided, Ids, Steps, Turn, chance_of, estimated
+from tokenfleet.core.class_room import beyond_class_share
 from tokenfleet.core.credit import (
     book_of,
     give_back,
@@ -37,6 +38,8 @@ from tokenfleet.core.slomax.retry import retry_after_s
 from tokenfleet.core.summary import pool_summaries
 from tokenfleet.core.tokenpilot.held import Call, Waiting, waiting_of
 from tokenfleet.core.view import PeerView
+
+WANTS_ROOM: tuple[Reason, ...] = ("all_busy", "infeasible")  # the class was turned away for load
 
 Released = Decided | BadRequestError | TableNotReadyError
 """What comes of a held request: its final answer, or why there can be none any more."""
@@ -142,6 +145,8 @@ def _decided(site: Site, asked: Asked) -> Decided:
         site.duplicates.answered(request, decided.decision, asked.policy, now_s=asked.now_s)
     if request.dry_run or duplicate or verdict in ("reject", "defer"):
         give_back(site, asked.charge, asked.now_s)
+        if decided.decision.reason in WANTS_ROOM and not request.dry_run:
+            site.wanting.turned_away(request.model, asked.classified.request_class, asked.now_s)
     elif verdict != "queue" and (asked.charge.bucket is not None or asked.charge.credits):
         site.repeats.charged(request)
     return decided
@@ -363,6 +368,7 @@ def _ruled(site: Site, asked: Asked) -> Ruling:
         asked.policy,
         charge=asked.charge,
         queues=asked.paces,
+        full="" if asked.turn is not None or asked.paces else beyond_class_share(site, asked),
         held_s=site.held.ahead_s(model, request_class, policy.classes) if gated and site.held else 0.0,
         gate=site.gates.of(model) if gated else None,
         rtt_s=0.0 if request.origin == site.name else terms.rtt_s.get(request.origin, terms.rtt_default_s),

@@ -46,6 +46,7 @@ from tokenfleet.core.shard.envelopes import Envelopes
 from tokenfleet.core.shard.purse import Purse
 from tokenfleet.core.slomax.gates import Gates
 from tokenfleet.core.slomax.iterations import Iterations
+from tokenfleet.core.slomax.lending import Wanting
 from tokenfleet.core.slomax.queues import Queues
 from tokenfleet.core.slomax.quota import Quotas, entry_of
 from tokenfleet.core.slomax.retry import RetryBudgets
@@ -98,6 +99,7 @@ class Site:
         self.outputs = OutputTable()
         self.repeats = Repeats(lambda tenant: entry_of(tenant, self.policy))
         self.gates = Gates(policy)
+        self.wanting = Wanting()
         self.envelopes = Envelopes()
         self.purse: Purse | None = None
         self.calibration_revision = 0

@@ -1,9 +1,9 @@
 """SLOMax: may this request run now, wait, come later, or not at all?
 
 Checks in order, the first that fails answers: the tenant's class and model, instances, context length, quota, deadline,
-the class's concurrent requests and its backlog where it has no queue, the feasibility gate where the policy has one.
-Only the first two hold when the product is switched off: they are rights, not load. Failure mode: closed for rights,
-open for load: a wait, KV size or age that nobody knows refuses nothing.
+the class's concurrent requests, its backlog and its share of the pool where it has no queue, the feasibility gate where
+the policy has one. Only the first two hold when the product is switched off: they are rights, not load. Failure mode:
+closed for rights, open for load: a wait, KV size or age that nobody knows refuses nothing.
 """
 
 from random import Random
@@ -71,6 +71,7 @@ def admit(
     held: int = 0,
     held_s: float = 0.0,
     queues: bool = False,
+    full: str = "",
     gate: Gate | None = None,
     rtt_s: float = 0.0,
     output_q50_tokens: float,
@@ -82,7 +83,8 @@ def admit(
     `charge` is what the tenant's quota said (quota.Quotas.charge); the caller refunds it unless the verdict is admit.
     `held` requests of the class wait to be bound to an instance of the pool: they have their places among its running.
     `held_s` is the work of all that are held and go before it, `rtt_s` the way to the client; both are for the `gate`,
-    None where it is not to be asked. `queues`: what finds no room waits in the queue of its class. Output estimates are
+    None where it is not to be asked. `queues`: what finds no room waits in the queue of its class. `full` says why its
+    class may take no more of the pool now, if it may not. Output estimates are
     learned ones, cut here at the caller's budget. `rng` spreads Retry-After. Raises UnknownModelError and
     UnknownTenantError for names that the policy lacks.
     """
@@ -123,7 +125,7 @@ def admit(
     if queues:
         ruling = Ruling(verdict="admit", admission=evidence)
     else:
-        ruling = _by_load(evidence, room, terms, policy, slack_s=slack_s, rng=rng)
+        ruling = _by_load(evidence, room, terms, policy, full=full, slack_s=slack_s, rng=rng)
     if gate is None or ruling.verdict != "admit":
         return ruling
     ahead = _ahead(request, evidence, room, terms, pool, held_s=held_s, rtt_s=rtt_s)
@@ -139,7 +141,14 @@ def barred(request: Request, classified: Classification, policy: Policy) -> str:
 
 
 def _by_load(
-    evidence: Admission, room: Room, terms: RequestClass, policy: Policy, *, slack_s: float | None, rng: Random
+    evidence: Admission,
+    room: Room,
+    terms: RequestClass,
+    policy: Policy,
+    *,
+    full: str,
+    slack_s: float | None,
+    rng: Random,
 ) -> Ruling:
     """Room now: admit. None: a job with a deadline comes later if it still can make it, all others are all_busy."""
     if room.running >= room.bound:
@@ -149,6 +158,8 @@ def _by_load(
     elif room.wait_s > terms.backlog_max_s:
         problem = f"the least wait is {room.wait_s:.1f} s, the class may wait {terms.backlog_max_s:.1f} s"
         free_in_s = room.wait_s + room.work_s - terms.backlog_max_s  # an instance drains 1 s a second
+    elif full:
+        problem, free_in_s = full, _first_end_s(room)
     else:
         return Ruling(verdict="admit", admission=evidence)
     if terms.ttft_s is None and slack_s is not None and slack_s * DEFER_SLACK_SHARE > policy.slomax.retry_after_max_s:

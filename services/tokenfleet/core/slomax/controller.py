@@ -17,16 +17,8 @@ from itertools import islice
 from msgspec import Struct
 
 from tokenfleet.core.slomax.attainment import Attainment, ClassWindow
-from tokenfleet.core.slomax.shares import (
-    Kind,
-    Setting,
-    ShareRevision,
-    directions,
-    one_moved,
-    projected,
-    static_setting,
-)
-from tokenfleet.core.slomax.terms import ControllerPolicy
+from tokenfleet.core.slomax.shares import Kind, ShareRevision, directions, one_moved, projected
+from tokenfleet.core.slomax.terms import ControllerPolicy, Setting
 
 CHANGES_KEPT = 60  # that may be reverted
 
@@ -69,7 +61,7 @@ class Controller:
 
     def __init__(self, pool: str, terms: ControllerPolicy) -> None:
         self.terms = terms
-        self.setting = static_setting(terms)
+        self.setting = terms.static()
         self._pool = pool
         self._number = 0
         self._applied_s: float | None = 0.0  # None: a change is in flight
@@ -119,7 +111,7 @@ class Controller:
 
     def _static(self, window: Window) -> Step:
         """The kill switch, or other classes than before."""
-        static = static_setting(self.terms)
+        static = self.terms.static()
         off = not self.terms.enabled
         if self.setting == static:
             return Step(held="switched off")
