@@ -9,7 +9,10 @@ from tests.core.fleets import Town, asked
 from tests.core.paced_towns import answers, ask, town
 from tokenfleet.core.asked import Steps
 from tokenfleet.core.decision import Decision
+from tokenfleet.core.records import PlacementEnvelope
+from tokenfleet.core.site import Heard
 from tokenfleet.core.slomax.lending import WANTS_S, Holdings, Wanting, beyond_share
+from tokenfleet.core.slomax.spending import Spending
 from tokenfleet.core.slomax.terms import ClassShare, ControllerPolicy
 
 CLASSES = {
@@ -25,7 +28,9 @@ HERE = Steps(admission=True, routing=True)
 def may(name: str, need: float, *wanting: str, foreign: float = 0.0, **held: float) -> bool:
     """Whether the class may take so many hundredths of the pool's room."""
     by_class = {key: value / 100 for key, value in held.items()}
-    holds = Holdings(capacity=1.0 / 0.95, held=sum(by_class.values()) + foreign / 100, by_class=by_class)
+    holds = Holdings(
+        of="hundredths", capacity=1.0 / 0.95, held=sum(by_class.values()) + foreign / 100, by_class=by_class
+    )
     problem = beyond_share(name, need / 100 - 1e-9, holds=holds, setting=TERMS.static(), terms=TERMS, wanting=wanting)
     return not problem
 
@@ -106,7 +111,10 @@ def shared(b: Town) -> Town:
     return b
 
 
-def at_once(b: Town, name: str, request_class: str, prompt_tokens: int) -> Decision:
+def at_once(b: Town, name: str, request_class: str, prompt_tokens: int, *, spent: bool = False) -> Decision:
+    """A request; unless `spent`, the GPU seconds of all before it are long past."""
+    if not spent:
+        b.site.spending = Spending()
     decision = b.place(asked(name, prompt_tokens=prompt_tokens, declared_class=request_class), steps=HERE)
     if decision.verdict == "admit":
         b.hears_outcome(decision, "first_token", ttft_s=0.1)
@@ -157,7 +165,31 @@ def test_where_classes_queue_who_is_beyond_its_share_keeps_its_place() -> None:
     assert second.verdict == "queue"
     assert answers(b) == []
     b.hears_outcome(first, "finished", ttft_s=0.1, output_tokens=10)
+    b.now_s += 60.0  # the GPU seconds of the first are long past
     assert answers(b) == [("b", "admit")]
+
+
+def test_gpu_seconds_are_shared_out_as_they_pass_and_a_class_within_its_share_may_always_go() -> None:
+    """Prompts of half a second on two instances: batch may have all but .3 of 20 × .95 s."""
+    b = shared(Town("b", small=2))
+    decisions = [at_once(b, f"batch-{i}", "batch", 10_000, spent=True) for i in range(40)]
+    assert "GPU seconds in 10" in decisions[-1].detail
+    admitted = sum(each.verdict == "admit" for each in decisions)
+    assert b.site.spending.of("small-chat", b.now_s)["batch"] == pytest.approx(0.7 * 19.0, abs=0.6)
+    assert at_once(b, "chat", "chat", 10_000, spent=True).verdict == "admit"
+    b.now_s += 1.5
+    assert at_once(b, "later", "batch", 10_000, spent=True).verdict == "admit", "a tenth of them is past"
+    assert 15 < admitted < 35
+
+
+def test_what_other_replicas_place_counts_too() -> None:
+    b, other = shared(Town("b", small=2)), Town("b", small=2)
+    decided = other.decide(asked("theirs", prompt_tokens=10_000, declared_class="batch"), steps=HERE)
+    assert decided.placement is not None
+    envelope = PlacementEnvelope(site="b", replica="1", start="1", n=1, events=(decided.placement,))
+    b.site.heard(envelope, Heard(now_s=b.now_s))
+    b.site.heard(envelope, Heard(now_s=b.now_s + 1.0))
+    assert b.site.spending.of("small-chat", b.now_s)["batch"] > 0.3
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -103,7 +103,7 @@ def policy_status(kafka: KafkaOption = "", state_dir: State = STATE) -> None:
 def policy_history(
     postgres: Annotated[str, typer.Option(help="DSN. Default: the running fleet's.")] = "", state_dir: State = STATE
 ) -> None:
-    """Show who published what and why, and how the controller moved the shares of each pool."""
+    """Show who published what and why, and which shares moved."""
     from rich.console import Console
 
     from tokenfleet.client.policy_history import changes_table, history_rows

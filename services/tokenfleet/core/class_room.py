@@ -7,8 +7,10 @@ import numpy as np
 
 from tokenfleet.core.asked import Asked
 from tokenfleet.core.credit import ready
+from tokenfleet.core.predict.work import request_work_s, uncached_tokens
 from tokenfleet.core.site import Site
 from tokenfleet.core.slomax.lending import Holdings, beyond_share
+from tokenfleet.core.slomax.spending import SPENT_WINDOW_S
 
 
 def beyond_class_share(site: Site, asked: Asked) -> str:
@@ -21,22 +23,33 @@ def beyond_class_share(site: Site, asked: Asked) -> str:
     told = sizes[~np.isnan(sizes)]
     if not len(told):
         return ""
-    waiting = site.held.of(asked.request.model)
-    by_class = {name: float(tokens[serving].sum()) for name, tokens in columns.classes_kv.items()}
+    model, name = asked.request.model, asked.classified.request_class
+    waiting = site.held.of(model)
+    by_class = {of: float(tokens[serving].sum()) for of, tokens in columns.classes_kv.items()}
     if not asked.paces:  # what is held was let in, and goes within moments
         for each in waiting:
             kv_tokens = each.request.prompt_tokens + each.output_tokens
             by_class[each.request_class] = by_class.get(each.request_class, 0.0) + kv_tokens
-    holds = Holdings(
+    kv = Holdings(
+        of="KV tokens",
         capacity=float(told.mean()) * len(sizes),
         held=max(float(np.nansum(columns.kv_held[serving])), sum(by_class.values())),
         by_class=by_class,
     )
-    return beyond_share(
-        asked.classified.request_class,
-        asked.kv_tokens,
-        holds=holds,
-        setting=terms.setting(asked.pool.pool),
-        terms=terms,
-        wanting=site.wanting.of(asked.request.model, asked.now_s) | {each.request_class for each in waiting},
+    spent = site.spending.of(model, asked.now_s)
+    time = Holdings(
+        of=f"GPU seconds in {SPENT_WINDOW_S:.0f}",
+        capacity=SPENT_WINDOW_S * len(sizes),
+        held=sum(spent.values()),
+        by_class=spent,
+        passes=True,
     )
+    prompt_tokens = asked.request.prompt_tokens
+    uncached = uncached_tokens(prompt_tokens, min(columns.most_hit_tokens, prompt_tokens))
+    work_s = request_work_s(uncached, prompt_tokens, asked.output_q50, asked.policy.model(model))
+    setting = terms.setting(asked.pool.pool)
+    wanting = site.wanting.of(model, asked.now_s) | {each.request_class for each in waiting}
+    for need, holds in ((float(asked.kv_tokens), kv), (work_s, time)):
+        if why := beyond_share(name, need, holds=holds, setting=setting, terms=terms, wanting=wanting):
+            return why
+    return ""

@@ -50,6 +50,7 @@ from tokenfleet.core.slomax.lending import Wanting
 from tokenfleet.core.slomax.queues import Queues
 from tokenfleet.core.slomax.quota import Quotas, entry_of
 from tokenfleet.core.slomax.retry import RetryBudgets
+from tokenfleet.core.slomax.spending import Spending
 from tokenfleet.core.tokenpilot.held import Call, Held, Waiting
 
 Fact = (
@@ -100,6 +101,7 @@ class Site:
         self.repeats = Repeats(lambda tenant: entry_of(tenant, self.policy))
         self.gates = Gates(policy)
         self.wanting = Wanting()
+        self.spending = Spending()
         self.envelopes = Envelopes()
         self.purse: Purse | None = None
         self.calibration_revision = 0
@@ -134,6 +136,8 @@ class Site:
                     self.held.heard_another(how.now_s)
                     for event in fact.events:
                         self.gates.told(event)
+                        if event.kind == "placed" and event.entry is not None:
+                            self.spending.placed(event.entry, self.policy, how.now_s)
                 self.ledger.hear(fact, partition=how.partition, now_s=how.now_s)
                 self.envelopes.read(fact)
             case SiteSummary():
@@ -263,6 +267,7 @@ class Site:
             return
         self.failures.probed(event.instance, now_s)
         self._turns[event.entry.model] += 1
+        self.spending.placed(event.entry, self.policy, now_s)
         self.sessions.served(event.entry.tenant, session, instance=event.instance)
 
     def settled(self, event: OutcomeEvent, *, now_s: float) -> tuple[OutcomeEvent, PlacementEvent | None]:

@@ -117,8 +117,8 @@ class ReservePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class ClassShare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A class's part of the KV tokens of a pool: `share` to start with and when the controller is off, never outside of
-    [`floor`, `ceiling`]; `target` is the attainment that the controller holds it to.
+    """A class's part of a pool, of its KV tokens and GPU seconds: `share` to start with and when the controller is off,
+    never outside of [`floor`, `ceiling`]; `target` is the attainment that the controller holds it to.
 
     What of its share a class does not use is lent to others, but for its floor (core/slomax/lending.py).
     """
