@@ -13,9 +13,11 @@ import pytest
 from google.rpc import error_details_pb2
 
 from tests.adapters.desks import Office, details_of, event, request
+from tests.core.fleets import Town
 from tokenfleet.adapters.desk import DECISIONS_COUNTED
 from tokenfleet.adapters.policy_file import policy_text
 from tokenfleet.client.policies import refuse_no_newer
+from tokenfleet.core.asked import DISPATCH
 from tokenfleet.core.errors import PolicyError
 from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2, outcomes_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
@@ -326,3 +328,13 @@ async def test_a_policy_that_is_not_newer_than_the_one_in_force_is_not_published
             await refuse_no_newer(file, gateways)
         file.write_text(policy_text().replace("revision = 1", "revision = 2", 1))
         await refuse_no_newer(file, gateways)
+
+
+async def test_what_goes_to_another_site_is_told_to_the_other_replicas() -> None:
+    office = Office()
+    office.town.hears_summary_of(Town("c", small=1))
+    decision = office.desk.decide(request("r1"), DISPATCH, dry_run=False)
+    assert (decision.verdict, decision.site) == ("redirect", "c")
+    [envelope] = office.outbox.of("placements")
+    assert (envelope.n, envelope.events) == (1, ())
+    assert [(sent.request, sent.site) for sent in envelope.sends] == [("r1", "c")]

@@ -98,3 +98,14 @@ def test_a_shared_book_is_told_with_who_owns_it() -> None:
     lines = " ".join(text(owner, other).split())
     assert "pool m@b at b/0: 4,000 KV tokens to spend, live, 0 wait here; owns it: 70,000 of 90,000 count, 3" in lines
     assert "pool m@c at c/0: 0 KV tokens to spend, degraded, 2 wait here" in lines
+
+
+def test_batch_tickets_are_told_once_a_pool_by_the_replica_that_grants_them() -> None:
+    other, owner = seen("b", pool()), seen("b", pool())
+    other.batch.add(model="m", waiting=9_000, waiting_gpu_s=100.0, closed="postgres_away")
+    owner.batch.add(model="m", waiting=12_345, waiting_gpu_s=67_890.0, first_left_s=600.0, rate=1.25, owned=True)
+    shown = " ".join(text(other, owner).split())
+    assert "batch tickets of m at b: 12,345 wait, 67,890 GPU seconds at 1.25 a second" in shown
+    assert "first deadline in 600.0 s" in shown
+    assert "9,000" not in shown
+    assert "none taken in: postgres_away" in " ".join(text(other).split())

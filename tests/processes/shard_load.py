@@ -50,9 +50,9 @@ def policy_at(folder: Path, *, paced: bool) -> Path:
 class Replica(Kept):
     """One decide process of site b."""
 
-    def __init__(self, bootstrap: str, folder: Path, number: int) -> None:
+    def __init__(self, bootstrap: str, folder: Path, number: int, **further: str) -> None:
         self.name, self.port = str(number), free_port()
-        settings = {
+        settings = further | {
             "KAFKA": bootstrap,
             "SITE": "b",
             "REPLICA": self.name,

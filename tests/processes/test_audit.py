@@ -1,14 +1,12 @@
 """The audit process: exactly one row each through kills and outages of PostgreSQL, and its answers over gRPC."""
 
 import asyncio
-import contextlib
 import signal
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import asyncpg
@@ -21,6 +19,7 @@ from rich.console import Console
 
 from tests.kafka_server import KafkaServer
 from tests.ports import free_port
+from tests.postgres_proxy import Proxy
 from tests.processes.children import Child
 from tokenfleet.adapters.audit_store import AuditStore
 from tokenfleet.adapters.clock import monotonic_s, wall_s
@@ -89,41 +88,6 @@ async def tell(kafka: Kafka, site: str, requests: list[str]) -> None:
         if events:
             envelope = OutcomeEnvelope(site=site, replica="0", sent_wall_s=wall_s(), events=events)
             await kafka.send(OUTCOMES, site, [envelope], partition=partition, timeout_s=10.0)
-
-
-class Proxy:
-    """A wire between audit and PostgreSQL that a test can cut."""
-
-    def __init__(self, database: str) -> None:
-        parts = urlsplit(database)
-        self._to = (parts.hostname or "127.0.0.1", parts.port or 5432)
-        self._port = free_port()
-        self.dsn = parts._replace(netloc=f"{parts.username or 'postgres'}@127.0.0.1:{self._port}").geturl()
-        self._server: asyncio.Server | None = None
-        self._open: set[asyncio.StreamWriter] = set()
-
-    async def join(self) -> None:
-        self._server = await asyncio.start_server(self._carry, "127.0.0.1", self._port)
-
-    async def cut(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for writer in list(self._open):
-            writer.transport.abort()
-
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection(*self._to)
-        self._open |= {writer, back}
-        await asyncio.gather(_pump(reader, back), _pump(there, writer))
-        self._open -= {writer, back}
-
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while chunk := await reader.read(65536):
-            writer.write(chunk)
-            await writer.drain()
-    writer.close()
 
 
 def worker(kafka: KafkaServer, dsn: str, folder: Path, sites: tuple[str, ...], *, port: int) -> Child:

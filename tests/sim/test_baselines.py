@@ -310,6 +310,8 @@ def test_a_variant_is_named_by_its_settings(name: str, settings: object) -> None
         ("dynamo:overlap_weight=two", "overlap_weight"),
         ("random:x=1", "random has no settings; these have: dynamo, llmd, sglang"),
         ("llmd:queue", "queue"),
+        ("dynamo:overlap_weight=nan", "overlap_weight is nan; it is a finite number"),
+        ("sglang:match_min=inf", "match_min is inf"),
     ],
 )
 def test_a_policy_that_does_not_exist_is_refused_with_what_there_is(name: str, words: str) -> None:

@@ -1,11 +1,13 @@
 """Comparing: which runs are made, what is kept, what the table and the page say."""
 
 import json
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import msgspec
 import pytest
@@ -29,6 +31,7 @@ from tokenfleet.sim.policies import policy_named
 from tokenfleet.sim.report import report
 from tokenfleet.sim.router import Record
 from tokenfleet.sim.run import RunOptions, run
+from tokenfleet.sim.runs import Runs
 from tokenfleet.sim.tuned import GRIDS, grid_of, tried
 
 SHORT = RunOptions(trace="synthetic", copies=1.0, instances=2, len_s=20.0, warm_s=5.0)
@@ -302,6 +305,54 @@ def test_a_page_or_a_folder_that_can_t_be_made_is_told_before_anything_runs(make
     assert maker.made == []
 
 
+@pytest.mark.parametrize(("option", "module"), [("--html", paging), ("--keep", running)])
+def test_a_folder_that_takes_no_file_is_told_before_anything_runs(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str, module: ModuleType
+) -> None:
+    def refuses(*, dir: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(dir))
+
+    monkeypatch.setattr(module, "TemporaryFile", refuses)
+    path = tmp_path / "new"
+    result = CliRunner().invoke(sim_app, ["compare", option, str(path), "--seeds", "1"])
+    assert isinstance(result.exception, SetupError)
+    assert re.fullmatch(rf"{option} {path}: Permission denied; name a \w+ that can be written.*", str(result.exception))
+    assert maker.made == []
+
+
+def test_asking_whether_a_page_can_be_written_leaves_what_is_there(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.html", tmp_path / "new.html"
+    old.write_text("old")
+    check_report(old)
+    check_report(new)
+    assert old.read_text() == "old"
+    assert not new.exists()
+
+
+def test_two_comparisons_may_keep_the_same_run_at_once(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write, others = Path.write_bytes, [2]
+
+    def interrupted(path: Path, data: bytes) -> int:
+        """Between one's writing and renaming the other does both."""
+        written = write(path, data)
+        if others:
+            monkeypatch.setattr(running, "current_process", lambda: SimpleNamespace(pid=others.pop()))
+            routing_runs(tmp_path).cells(jobs(("a",), (1,)))
+        return written
+
+    monkeypatch.setattr(Path, "write_bytes", interrupted)
+    routing_runs(tmp_path).cells(jobs(("a",), (1,)))
+    assert [path.name for path in tmp_path.iterdir()] == [file_name(jobs()[0])]
+
+
+def test_a_process_that_is_killed_is_told_with_the_remedy() -> None:
+    runs = Runs(None, kind=int, make=os._exit, name=str)
+    with pytest.raises(SetupError, match=r"one of 2 processes was killed.* fewer --jobs"):
+        runs.cells([1, 1], processes=2)
+
+
 @pytest.mark.parametrize("how", [["--json"], ["--markdown"], []])
 def test_the_figures_are_printed_though_the_page_can_t_be_written(
     maker: Maker, monkeypatch: pytest.MonkeyPatch, how: list[str]
@@ -316,7 +367,7 @@ def test_the_figures_are_printed_though_the_page_can_t_be_written(
 
 
 def test_a_page_that_can_t_be_written_is_told_with_its_place(tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match="folder that exists"):
+    with pytest.raises(SetupError, match="name a file that can be written"):
         write_report(tmp_path / "no" / "r.html", "page")
 
 
@@ -366,6 +417,8 @@ def test_the_command_prints_tables_for_a_document(maker: Maker) -> None:
         (["--policies", "nobody"], "no policy 'nobody'"),
         (["--policies", "random"], "--baseline 'least_requests' is none of --policies random"),
         (["--seeds", "one"], "--seeds"),
+        (["reuse", "moe", "--warm", "650"], "moe: --warm 650 s must be at least 0 and less than --len 600 s"),
+        (["reuse", "chat", "--profile", "demo"], "reuse: trace synthetic on demo: line "),
     ],
 )
 def test_what_can_t_be_compared_is_refused_before_anything_runs(
@@ -374,4 +427,18 @@ def test_what_can_t_be_compared_is_refused_before_anything_runs(
     result = CliRunner().invoke(sim_app, ["compare", *arguments])
     assert isinstance(result.exception, PolicyError)
     assert words in str(result.exception)
+    assert maker.made == []
+
+
+def test_a_request_too_large_for_the_fleet_is_told_before_anything_runs_though_only_a_later_seed_has_it(
+    maker: Maker, tmp_path: Path
+) -> None:
+    line = '{{"at_s": {0}, "prompt_tokens": {1}, "output_tokens": 1}}\n'
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(line.format(at_s, 2_000_000 if at_s == 30 else 10) for at_s in range(60)))
+    within = ["--trace", str(path), "--copies", "2", "--len", "10", "--warm", "0"]  # another part of it on each seed
+    result = CliRunner().invoke(sim_app, ["compare", *within, "--seeds", "1-20"])
+    assert isinstance(result.exception, PolicyError)
+    assert "custom: trace" in str(result.exception)
+    assert "2000000 prompt" in str(result.exception)
     assert maker.made == []

@@ -6,7 +6,7 @@ from random import Random
 import msgspec
 import pytest
 
-from tokenfleet.core.errors import PolicyError
+from tokenfleet.core.errors import PolicyError, SetupError
 from tokenfleet.core.trace_line import TraceLine
 from tokenfleet.sim.engine.events import Event, Finished, FirstToken, Job
 from tokenfleet.sim.engine.machine import EngineMachine
@@ -204,3 +204,11 @@ def test_the_file_that_is_written_is_a_profile(tmp_path: Path, capsys: pytest.Ca
     assert mine.token_s == pytest.approx(L70.token_s, rel=0.02)
     assert mine.source == "Fitted to t; the rest is DSV3-DP's."
     assert "200 requests, 0 without times" in capsys.readouterr().out
+
+
+def test_a_profile_never_replaces_the_trace_that_it_is_fitted_to(tmp_path: Path) -> None:
+    path = written(tmp_path / "t", served(L70, rows(0.2, count=60)))
+    before = (tmp_path / "t").read_bytes()
+    with pytest.raises(SetupError, match="is the trace itself"):
+        fit_profile(trace=path, out=tmp_path / "t", skip_bad=False)
+    assert (tmp_path / "t").read_bytes() == before

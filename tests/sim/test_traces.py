@@ -195,6 +195,7 @@ def test_a_line_that_can_t_be_used_is_named_with_its_reason_and_remedy(line: str
         ("Azure", "374", "", "no ContextTokens"),
         ("Azure", "374", "3e2", "ContextTokens: '3e2' is no whole number"),
         ("Azure", ",44", "", "2 fields"),
+        ("Azure", "374", "9" * 200_000, "field larger than field limit"),
         ("Azure", "2023-11-16", "2023-11-31", "TIMESTAMP: day is out of range"),
         ("Azure", "2023-11-16 ", "", "is not like 2023-11-16 18:15:46"),
         ("BurstGPT", "5,ChatGPT", "soon,ChatGPT", "'soon' is no number of seconds"),
@@ -202,6 +203,7 @@ def test_a_line_that_can_t_be_used_is_named_with_its_reason_and_remedy(line: str
         ("BurstGPT", "18", "0", "0 output tokens"),
         ("Bailian", '"chat_id": 8', '"chat_id": 7', "chat_id 7 was there before"),
         ("Mooncake", '"hash_ids": [0, 1]', '"hash_ids": [0, 1, 2]', "3 block ids for 1000 tokens, which are 2 blocks"),
+        ("Mooncake", '"hash_ids": [0, 1]', '"hash_ids": [0, 1], "more": ' + "[" * 10_000, "recursion"),
     ],
 )
 def test_so_are_the_lines_of_other_formats(form: str, old: str, new: str, reason: str, tmp_path: Path) -> None:
@@ -223,6 +225,7 @@ def test_a_file_that_is_not_a_trace_is_told_what_would_be(tmp_path: Path) -> Non
     said = refusal(tmp_path, "num_prefill_tokens,num_decode_tokens\n1,2\n")
     assert "begins 'num_prefill_tokens" in said
     assert "Mooncake JSONL" in said
+    assert "not a trace" in refusal(tmp_path, '{"at_s": ' + "[" * 10_000)
     assert "can't be unpacked" in refusal(tmp_path, lzma.compress(MOONCAKE.encode())[:-9])
     assert "can't be unpacked" in refusal(tmp_path, gzip.compress(MOONCAKE.encode())[:-9])
     with pytest.raises(PolicyError, match="Is a directory"):
@@ -389,6 +392,7 @@ def test_a_profile_is_named_or_a_file_s(tmp_path: Path) -> None:
         ("token_s = 'much'", "Expected `float`|missing required field"),
         ("token_s = ", "mine.toml: "),
         ("tokens_s = 1.0", "tokens_s"),
+        ("source = " + "[" * 10_000, "mine.toml: maximum recursion depth"),
         (DEMO.replace("token_s = 0.00004", "token_s = -1.0"), "token_s = -1.0 is no time"),
         (DEMO.replace("token_s = 0.00004", "token_s = nan"), "token_s = nan is no time"),
         (DEMO.replace("kv_tokens = 131072", "kv_tokens = 0"), "kv_tokens = 0; it is 1 or more"),

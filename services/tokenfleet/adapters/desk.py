@@ -4,12 +4,15 @@ No call waits for Kafka or PostgreSQL: records go to the outbox, many decisions'
 together.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from msgspec.structs import replace
 from prometheus_client import Counter, Gauge, Histogram
 
+from tokenfleet.adapters.batch_tickets import BatchTickets
 from tokenfleet.adapters.clock import monotonic_s, wall_s
 from tokenfleet.adapters.holding import Holding
 from tokenfleet.adapters.identity import caller
@@ -20,6 +23,7 @@ from tokenfleet.core.asked import Decided, Ids, Steps
 from tokenfleet.core.decision import Decision, Request
 from tokenfleet.core.errors import BadRequestError, NotKeptError, TableNotReadyError
 from tokenfleet.core.records import (
+    TERMINAL_KINDS,
     DecisionEnvelope,
     OutcomeEnvelope,
     OutcomeEvent,
@@ -27,7 +31,10 @@ from tokenfleet.core.records import (
     PlacementEvent,
 )
 from tokenfleet.core.schedule import decide
+from tokenfleet.core.sent import SendEvent
 from tokenfleet.core.site import Site
+from tokenfleet.core.slomax.tickets import Ended, HandedIn, TicketEvent, Used
+from tokenfleet.core.ticketed import BATCH, lacks_ticket
 from tokenfleet.core.tokenpilot.whatif import Changes, WhatIf, what_if
 from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2, scheduler_pb2
 
@@ -75,6 +82,7 @@ class Desk:
         self._decisions = 0
         self._envelopes = 0
         self._unwritten = _Unwritten()
+        self.tickets: BatchTickets | None = None  # where PostgreSQL keeps batch work
         self.books: Callable[[], Sequence[BookState]] = list  # the shared books, where there are any
         self.holding = Holding(site, next_ids=self._next_ids, settle=self._settle, write=self._write)
 
@@ -105,6 +113,15 @@ class Desk:
         self._write()
         return answers
 
+    async def until_turn(self, message: decision_pb2.Request, *, within_s: float) -> None:
+        """Returns when the request's ticket is granted, no policy wants tickets any more, or the time is over."""
+        request = request_from_wire(message, site=self.site.name, caller=caller())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self.site.policy.slomax.batch.enabled and not self.site.tickets.granted(request):
+                    assert self.tickets is not None, "a ticket was given out"
+                    await self.tickets.look()
+
     def what_if(self, message: decision_pb2.Request, changes: Changes) -> WhatIf:
         """What would be chosen now, and under `changes`. Leaves no trace."""
         self._refuse_unready()
@@ -129,6 +146,8 @@ class Desk:
         if not self._tell([event], partition=self._partition_of(event)):
             raise NotKeptError("the disk takes no more reports; another replica can, or this one when there is room")
         OUTCOMES_COUNTED.labels(event.kind).inc()
+        if event.kind in TERMINAL_KINDS and event.request_class == BATCH and self.site.policy.slomax.batch.enabled:
+            self._kept(Ended(tenant=event.tenant, request=event.request, attempt=event.attempt, how=event.kind))
 
     def _decided(self, message: decision_pb2.Request, steps: Steps, *, dry_run: bool, left_s: float | None) -> Decision:
         self._refuse_unready()
@@ -139,7 +158,11 @@ class Desk:
                 return before
             request = self.holding.holdable(request, left_s=left_s)
         decided = decide(self.site, request, steps, self._next_ids(), now_s=began_s)
+        if isinstance(decided.ticket, HandedIn) and not self._kept(decided.ticket):  # none is taken in any more
+            decided = decide(self.site, request, steps, self._next_ids(), now_s=began_s)
         decision = replace(decided.decision, took_s=monotonic_s() - began_s)
+        if self.tickets is not None and not dry_run and lacks_ticket(self.site, request, steps, decision):
+            self.tickets.fell_back()
         if decision.duplicate:  # recorded when it was made
             DUPLICATES.labels(decision.verdict).inc()
         elif not dry_run:
@@ -151,13 +174,21 @@ class Desk:
     def _settle(self, request: Request, steps: Steps, decided: Decided) -> None:
         """Places and records what was decided; `_write` tells the others."""
         now_s, decision = monotonic_s(), decided.decision
+        if isinstance(decided.ticket, Used):
+            self._kept(decided.ticket)
         if decided.placement is not None:
             self._place(decided.placement, now_s=now_s, session=request.session, block_keys=request.block_keys)
+        if decided.sent is not None:
+            partition = partition_of(decided.sent.site, self._partitions(PLACEMENTS.name))
+            self._unwritten.sends.setdefault(partition, []).append(decided.sent)
         if decided.outcome is not None:
             self._unwritten.outcomes.setdefault(self._partition_of(decided.outcome), []).append(decided.outcome)
         self._unwritten.decisions.append(decision)
         self.site.repeats.answer(request, steps, decision, now_s=now_s)
         self._count(decision)
+
+    def _kept(self, event: TicketEvent) -> bool:
+        return self.tickets is not None and self.tickets.keep(event)
 
     def _next_ids(self) -> Ids:
         self._decisions += 1
@@ -188,14 +219,15 @@ class Desk:
     def _write(self) -> None:
         """Puts all that is not written yet into the outbox: placements first, evidence last."""
         unwritten, self._unwritten = self._unwritten, _Unwritten()
-        for partition, placed in unwritten.placements.items():
+        for partition in unwritten.placements | unwritten.sends:
             self._envelopes += 1
             placements = PlacementEnvelope(
                 site=self.site.name,
                 replica=self.site.replica,
                 start=str(self._start),
                 n=self._envelopes,
-                events=tuple(placed),
+                events=tuple(unwritten.placements.get(partition, ())),
+                sends=tuple(unwritten.sends.get(partition, ())),
             )
             self._outbox.put(PLACEMENTS, self.site.name, placements, partition=partition)
         for partition, outcomes in unwritten.outcomes.items():
@@ -230,5 +262,6 @@ class _Unwritten:
 
     def __init__(self) -> None:
         self.placements: dict[int, list[PlacementEvent]] = {}
+        self.sends: dict[int, list[SendEvent]] = {}
         self.outcomes: dict[int, list[OutcomeEvent]] = {}
         self.decisions: list[Decision] = []

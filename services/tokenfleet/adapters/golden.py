@@ -12,6 +12,7 @@ from tokenfleet.adapters import topics
 from tokenfleet.adapters.topics import Topic
 from tokenfleet.core import accounts, deadletters, records, revisions
 from tokenfleet.core.decision import Admission, Candidate, Decision, SiteOption
+from tokenfleet.core.sent import SendEvent
 from tokenfleet.core.shard import records as shard
 from tokenfleet.core.slomax.shares import ShareRevision
 from tokenfleet.core.slomax.terms import Setting
@@ -224,6 +225,17 @@ def golden_messages() -> tuple[tuple[Topic[Any], Struct], ...]:
                     ),
                     records.PlacementEvent(
                         kind="ended", decision="d-0", request="r-0", attempt=1, instance="b-small-1"
+                    ),
+                ),
+                sends=(
+                    SendEvent(
+                        request="r-2",
+                        attempt=0,
+                        site="c",
+                        model="small-chat",
+                        work_s=0.25,
+                        uncached_tokens=4096,
+                        kv_tokens=4608,
                     ),
                 ),
             ),

@@ -12,12 +12,13 @@ from tokenfleet.adapters.clock import monotonic_s
 from tokenfleet.adapters.desk import Asked, Desk
 from tokenfleet.adapters.grpc_server import problem_of
 from tokenfleet.adapters.late_answers import LateAnswers, interleaved
-from tokenfleet.adapters.messages import changes_from_wire, decision_to_wire, to_wire
+from tokenfleet.adapters.messages import changes_from_wire, decision_to_wire, to_wire, wire_fields
 from tokenfleet.core.asked import ADMIT, DISPATCH, ROUTE, SCHEDULE, Steps
 from tokenfleet.core.decision import Decision
 from tokenfleet.core.errors import BadRequestError
 from tokenfleet.core.site import Site
 from tokenfleet.wire.v1 import (
+    decision_pb2,
     outcomes_pb2,
     outcomes_pb2_grpc,
     scheduler_pb2,
@@ -29,6 +30,8 @@ SERVICE_NAMES: Final = tuple(
 )
 REFUSED_NAMED_MAX: Final = 100  # refused events named in one reply to Report; the rest are only counted
 BATCH_MAX: Final = 64  # requests in one message of RouteStream: its answers are about 64 KiB
+WATCHING_MAX: Final = 10_000  # streams that wait for a ticket's turn; further ones end, and their gateways come again
+FORECAST_AGAIN_S: Final = 300.0  # between two words on a ticket that waits by an open stream
 AT_ONCE: Final = 16  # of them decided before other calls have their turn: a few milliseconds
 
 
@@ -67,12 +70,34 @@ class SLOMaxService(scheduler_pb2_grpc.SLOMaxServicer):
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
+        self._watching = 0
 
     async def Admit(
         self, request: scheduler_pb2.AdmitRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[scheduler_pb2.AdmitResponse]:
         decision = self._desk.decide(request.request, ADMIT, dry_run=request.dry_run)
         yield scheduler_pb2.AdmitResponse(decision=decision_to_wire(decision))
+        if request.dry_run or decision.ticket is None or self._watching >= WATCHING_MAX:
+            return
+        self._watching += 1
+        try:
+            async for later in self._in_turn(request.request, decision):
+                yield scheduler_pb2.AdmitResponse(decision=decision_to_wire(later))
+        finally:
+            self._watching -= 1
+
+    async def _in_turn(self, asked: decision_pb2.Request, decision: Decision) -> AsyncIterator[Decision]:
+        """What is said of a ticket from now on: the forecast again from time to time, and last what becomes of it."""
+        began_s, elapsed_s = monotonic_s(), asked.elapsed_s
+        while decision.ticket is not None:
+            asked.ticket = decision.ticket.token
+            if decision.ticket.granted and decision.admission is not None:
+                await asyncio.sleep(decision.admission.not_before_s or 0.0)
+            else:
+                await self._desk.until_turn(asked, within_s=FORECAST_AGAIN_S)
+            asked.elapsed_s = elapsed_s + monotonic_s() - began_s
+            decision = self._desk.decide(asked, ADMIT, dry_run=False)
+            yield decision
 
 
 class TokenPilotService(scheduler_pb2_grpc.TokenPilotServicer):
@@ -162,6 +187,8 @@ class FleetMindService(scheduler_pb2_grpc.FleetMindServicer):
         )
         for each in self._desk.books():
             to_wire(each, response.books.add())
+        for pool in self._desk.tickets.states() if self._desk.tickets is not None else ():
+            to_wire(pool, response.batch.add())
         return response
 
     def _holds_none(self, now_s: float) -> str:
@@ -238,7 +265,7 @@ def _schedule_response(answer: Decision | Exception, *, held: str = "") -> sched
 
 def _add_answer(response: scheduler_pb2.RouteStreamResponse, answer: Decision | Exception, *, held: str = "") -> None:
     if isinstance(answer, Decision):
-        to_wire(answer, response.answers.add(held=held).decision)
+        response.answers.add(held=held, decision=wire_fields(answer, decision_pb2.Decision.DESCRIPTOR))
     else:
         response.answers.add(error=problem_of(answer, method="RouteStream"), held=held)
 

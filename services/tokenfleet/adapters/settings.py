@@ -61,7 +61,8 @@ class DecideSettings(Common, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     `credentials` is the file that says who may call (adapters/credentials.py); empty: whoever reaches it.
     `shard_secret_file` (else `shard_secret`) holds the key that signs the tokens of waiting requests, one for all
-    replicas of a site; needed where the policy has slomax.shard on.
+    replicas of a site; needed where the policy has slomax.shard on. `postgres` is a DSN: batch work with a far deadline
+    waits there where the policy has slomax.batch on; empty: it does not.
     """
 
     site: str = ""
@@ -72,6 +73,7 @@ class DecideSettings(Common, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     spool_max_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
     shard_secret_file: str = ""
     shard_secret: str = ""
+    postgres: str = ""
 
 
 class GoodputSettings(Common, frozen=True, kw_only=True, forbid_unknown_fields=True):

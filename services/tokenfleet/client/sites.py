@@ -19,7 +19,7 @@ def sites_table(seen: Sequence[scheduler_pb2.SitesResponse], *, silent: Sequence
     """
     table = Table(
         title=_title(seen),
-        caption="\n".join([*_holding(seen), *_books(seen), *_silence(seen, silent)]) or None,
+        caption="\n".join([*_holding(seen), *_books(seen), *_batch(seen), *_silence(seen, silent)]) or None,
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
@@ -65,6 +65,25 @@ def _books(seen: Sequence[scheduler_pb2.SitesResponse]) -> list[str]:
                 said += f"; owns it: {book.counted_units:,} of {book.limit_units:,} count, {book.in_line} in line"
             words.append(f"{book.book} at {each.site}/{each.replica}: {said}")
     return words
+
+
+def _batch(seen: Sequence[scheduler_pb2.SitesResponse]) -> list[str]:
+    """The batch work that waits in PostgreSQL, by pool, as the replica tells it that grants it, else one that knows."""
+    told: dict[tuple[str, str], scheduler_pb2.Batch] = {}
+    for each in seen:
+        for pool in each.batch:
+            if pool.owned or (each.site, pool.model) not in told:
+                told[each.site, pool.model] = pool
+    return [_batch_words(site, pool) for (site, _), pool in sorted(told.items(), key=lambda item: item[0])]
+
+
+def _batch_words(site: str, pool: scheduler_pb2.Batch) -> str:
+    said = f"batch tickets of {pool.model} at {site}: {pool.waiting:,} wait, {pool.waiting_gpu_s:,.0f} GPU seconds"
+    if pool.HasField("rate"):
+        said += f" at {pool.rate:.2f} a second"
+    if pool.HasField("first_left_s"):
+        said += f", first deadline in {age_words(pool.first_left_s)}"
+    return f"{said}; none taken in: {pool.closed}" if pool.closed else said
 
 
 def _silence(seen: Sequence[scheduler_pb2.SitesResponse], silent: Sequence[str]) -> list[str]:

@@ -145,9 +145,10 @@ def _reason(choice: scheduler_pb2.Choice) -> str:
 
 
 def _candidates(decision: decision_pb2.Decision | scheduler_pb2.Choice) -> Table:
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("  instance", *CANDIDATE_TERMS, "KV", "hit", "age", "why not"):
-        table.add_column(name, justify="left" if name in ("  instance", "why not") else "right")
+        whole = name in ("  instance", "age")  # at 80 columns headings are cut, neither names nor figures
+        table.add_column(name, justify="left" if name in ("  instance", "why not") else "right", no_wrap=whole)
     for c in decision.candidates:
         terms = (c.cost_s, c.ttft_s, c.wait_s, c.work_s, c.bias_s, c.margin_s, c.reuse_s, c.kv_s, c.decode_s)
         age = age_words(c.age_s if c.HasField("age_s") else None)

@@ -6,7 +6,16 @@ from msgspec.structs import replace
 
 from tokenfleet.core.asked import Asked, Decided, chance_of
 from tokenfleet.core.blocks import KEY_BYTES
-from tokenfleet.core.decision import BLOCKS_TOLD_MAX, Admission, Decision, Mode, Reason, SiteOption, Verdict
+from tokenfleet.core.decision import (
+    BLOCKS_TOLD_MAX,
+    Admission,
+    BatchTicket,
+    Decision,
+    Mode,
+    Reason,
+    SiteOption,
+    Verdict,
+)
 from tokenfleet.core.fleetmind.dispatch import Dispatch
 from tokenfleet.core.records import Entry, OutcomeEvent, PlacementEvent
 from tokenfleet.core.site import Site, pool_name
@@ -23,8 +32,9 @@ def elsewhere(site: Site, asked: Asked, sent: Dispatch) -> Decided:
     if asked.charge.refused:
         wait_s = retry_after_s(asked.charge.retry_after_s or 0.0, asked.policy, asked.rng)
         return refused_for(site, asked, "quota", asked.charge.refused, dispatch=sent, retry_after_s=wait_s)
-    if sent.send is not None and not asked.request.dry_run:
-        site.sends.sent(sent.send)
+    counted = sent.send if not asked.request.dry_run else None
+    if counted is not None:
+        site.sends.sent(counted)
     option = next(option for option in sent.options if option.site == sent.site)
     age_s = _telemetry_age_s(site, option)
     decision = _decision(
@@ -41,7 +51,7 @@ def elsewhere(site: Site, asked: Asked, sent: Dispatch) -> Decided:
         sentence=sent.sentence,
         admission=_evidence(asked),
     )
-    return Decided(decision=decision)
+    return Decided(decision=decision, sent=None if counted is None else counted.event())
 
 
 def ruled_out(site: Site, asked: Asked, ruling: Ruling, sent: Dispatch | None) -> Decided:
@@ -113,6 +123,23 @@ def _telemetry_age_s(site: Site, option: SiteOption) -> float | None:
     if summary is None or summary.age_s is None or option.summary_age_s is None:
         return None
     return summary.age_s + option.summary_age_s
+
+
+def deferred(site: Site, asked: Asked, admission: Admission, ticket: BatchTicket, why: str) -> Decided:
+    """It is to come again, by its ticket."""
+    decision = _decision(
+        site,
+        asked,
+        verdict="defer",
+        site_name=site.name,
+        admission=admission,
+        ticket=ticket,
+        sentence=f"defer: {why}",
+        considered=len(asked.pool),
+        mode=_mode(asked, asked.pool.age_s),
+        age_s=asked.pool.age_s,
+    )
+    return Decided(decision=decision)
 
 
 def stays(site: Site, asked: Asked, ruling: Ruling | None, sent: Dispatch | None) -> Decided:

@@ -13,9 +13,11 @@ from tokenfleet.core.policy import Policy
 from tokenfleet.core.pool import PoolView
 from tokenfleet.core.predict.output import OutputTable
 from tokenfleet.core.records import OutcomeEvent, PlacementEvent
+from tokenfleet.core.sent import SendEvent
 from tokenfleet.core.shard.records import Grant
 from tokenfleet.core.slomax.classify import Classification
 from tokenfleet.core.slomax.quota import Charge, entry_of
+from tokenfleet.core.slomax.tickets import HandedIn, Used
 
 
 class Steps(Struct, frozen=True, kw_only=True):
@@ -77,13 +79,16 @@ class Turn(Struct, frozen=True, kw_only=True):
 
 
 class Decided(Struct, frozen=True, kw_only=True):
-    """The decision, the placement to count if it placed something, and the outcome to report if it refused. `short`: it
-    waits for credit of its pool's book or its class's share, and those of its class behind it do too."""
+    """The decision, the placement to count if it placed something, what the other replicas are to hear if it went to
+    another site, and the outcome to report if it refused. `short`: it waits for credit of its pool's book or for its
+    class's share, and those of its class behind it do too. `ticket` must be kept before anybody is answered."""
 
     decision: Decision
     placement: PlacementEvent | None = None
+    sent: SendEvent | None = None
     outcome: OutcomeEvent | None = None
     short: bool = False
+    ticket: HandedIn | Used | None = None
 
 
 class Asked(Struct, frozen=True, kw_only=True):

@@ -46,6 +46,7 @@ class Request(Struct, frozen=True, kw_only=True):
     FleetMind sent it here. `sites_tried` are not to be chosen again. `session` names a conversation; `data_class` is
     what residency rules speak of. `declared_class` is capped by the tenant's entitlement. `idempotency_key` is the
     caller's own name of what it asks, empty for none; `body_hash` tells apart what is asked under it, 0: the fields do.
+    `ticket` is the token that it was deferred with, empty for none.
     """
 
     id: str
@@ -74,6 +75,7 @@ class Request(Struct, frozen=True, kw_only=True):
     dry_run: bool = False
     idempotency_key: str = ""
     body_hash: int = 0
+    ticket: str = ""
 
     @property
     def is_retry(self) -> bool:
@@ -171,6 +173,22 @@ class Place(Struct, frozen=True, kw_only=True):
     wait_p90_s: float | None = None
 
 
+class BatchTicket(Struct, frozen=True, kw_only=True):
+    """What batch work waits by that was deferred: its gateway shows `token` again, no earlier than the admission's
+    `not_before_s` and best within `window_s` of that.
+
+    `ahead_s` GPU seconds go before it, so that it would end in `end_s`; `will_miss`: that is past its deadline. 0 once
+    it is `granted`: then only room is wanted.
+    """
+
+    token: str
+    window_s: float
+    ahead_s: float = 0.0
+    end_s: float = 0.0
+    will_miss: bool = False
+    granted: bool = False
+
+
 class ShadowChoice(Struct, frozen=True, kw_only=True):
     """Where a shadow of the policy would have sent the request: what that would have cost, under the policy's weights.
 
@@ -210,7 +228,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     of slomax, fleetmind, tokenpilot were on. `tables` names the versions decided on. `shadows` and `regret` are there
     for the share of decisions that the policy's shadows were asked beside. `duplicate`: another request asked for the
     same under the same key and gets this answer too; it runs once, so a gateway that reads this starts nothing. `place`
-    comes with verdict `queue` where classes have queues.
+    comes with verdict `queue` where classes have queues, `ticket` with `defer` where batch work waits in PostgreSQL.
     """
 
     id: str
@@ -264,3 +282,4 @@ class Decision(Struct, frozen=True, kw_only=True):
     place: Place | None = None
     idempotency_key: str = ""
     body_hash: int = 0
+    ticket: BatchTicket | None = None

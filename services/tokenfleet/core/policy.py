@@ -15,6 +15,7 @@ from tokenfleet.core.errors import PolicyError, UnknownModelError, UnknownSiteEr
 from tokenfleet.core.permitted import permitted_words
 from tokenfleet.core.ranges import NonNegative, Positive, Share
 from tokenfleet.core.slomax.terms import (
+    BatchPolicy,
     ClassQueue,
     ControllerPolicy,
     FairPolicy,
@@ -225,6 +226,7 @@ class SloMaxPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     controller: ControllerPolicy = ControllerPolicy()
     retry: RetryPolicy = RetryPolicy()
     shard: ShardPolicy = ShardPolicy()
+    batch: BatchPolicy = BatchPolicy()
 
 
 class FleetMindPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

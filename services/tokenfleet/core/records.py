@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 
 from tokenfleet.core.checks import check_keys, check_part, check_same
 from tokenfleet.core.decision import Decision
+from tokenfleet.core.sent import SendEvent
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Seconds = float
@@ -242,13 +243,15 @@ class PlacementEvent(Struct, frozen=True, kw_only=True):
 
 
 class PlacementEnvelope(Struct, frozen=True, kw_only=True, tag="placements"):
-    """Placement events of one decide replica for the instances of one partition; `n` counts its envelopes."""
+    """Placement events of one decide replica for the instances of one partition, and what it sent to other sites; `n`
+    counts its envelopes."""
 
     site: Name
     replica: Name
     start: str
     n: Count
     events: tuple[PlacementEvent, ...]
+    sends: tuple[SendEvent, ...] = ()
 
 
 class DecisionEnvelope(Struct, frozen=True, kw_only=True, tag="decisions"):

@@ -36,6 +36,7 @@ from tokenfleet.core.slomax.classify import classify
 from tokenfleet.core.slomax.quota import Charge, entry_of
 from tokenfleet.core.slomax.retry import retry_after_s
 from tokenfleet.core.summary import pool_summaries
+from tokenfleet.core.ticketed import by_its_ticket, in_its_turn, is_ticketed
 from tokenfleet.core.tokenpilot.held import Call, Waiting, waiting_of
 from tokenfleet.core.view import PeerView
 
@@ -149,7 +150,7 @@ def _decided(site: Site, asked: Asked) -> Decided:
             site.wanting.turned_away(request.model, asked.classified.request_class, asked.now_s)
     elif verdict != "queue" and (asked.charge.bucket is not None or asked.charge.credits):
         site.repeats.charged(request)
-    return decided
+    return by_its_ticket(site, request, decided)
 
 
 def _asked(
@@ -217,8 +218,16 @@ def _answer(site: Site, asked: Asked) -> Decided:
     """The three questions in order; the first refusal is the answer."""
     if refused := _rights(site, asked):
         return refused_for(site, asked, *refused)
-    if refused := _retries_too_much(site, asked):
+    ticketed = is_ticketed(site, asked)
+    if not (ticketed and site.tickets.shown(asked.request)) and (refused := _retries_too_much(site, asked)):
         return refused
+    if ticketed:
+        return in_its_turn(site, asked, _ruled(site, asked), partial(_unticketed, site))
+    return _unticketed(site, asked)
+
+
+def _unticketed(site: Site, asked: Asked) -> Decided:
+    """The answer to one that has no ticket to wait by, or its turn."""
     sent: Dispatch | None = None
     if asked.steps.dispatch and asked.request.hop == 0:
         sent = _dispatched(site, asked, without=())

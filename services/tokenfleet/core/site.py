@@ -17,7 +17,7 @@ from tokenfleet.core.decision import Request
 from tokenfleet.core.duplicates import Duplicates
 from tokenfleet.core.errors import PolicyError
 from tokenfleet.core.failures import FAILED, Failures
-from tokenfleet.core.fleetmind.sends import Sends
+from tokenfleet.core.fleetmind.sends import Sends, heard_send
 from tokenfleet.core.ledger import Ledger
 from tokenfleet.core.peers import Peers
 from tokenfleet.core.policy import Policy, newer_policy
@@ -51,6 +51,7 @@ from tokenfleet.core.slomax.queues import Queues
 from tokenfleet.core.slomax.quota import Quotas, entry_of
 from tokenfleet.core.slomax.retry import RetryBudgets
 from tokenfleet.core.slomax.spending import Spending
+from tokenfleet.core.slomax.tickets import Tickets
 from tokenfleet.core.tokenpilot.held import Call, Held, Waiting
 
 Fact = (
@@ -104,6 +105,7 @@ class Site:
         self.spending = Spending()
         self.envelopes = Envelopes()
         self.purse: Purse | None = None
+        self.tickets = Tickets()
         self.calibration_revision = 0
         self._calibrations: dict[str, PoolCalibration] = {}
         self.held = Held()
@@ -138,6 +140,8 @@ class Site:
                         self.gates.told(event)
                         if event.kind == "placed" and event.entry is not None:
                             self.spending.placed(event.entry, self.policy, how.now_s)
+                    for sent in fact.sends if how.live else ():
+                        self.sends.sent(heard_send(sent, how.now_s))
                 self.ledger.hear(fact, partition=how.partition, now_s=how.now_s)
                 self.envelopes.read(fact)
             case SiteSummary():

@@ -62,6 +62,7 @@ def write_configs(
             "replica": str(place.replica),
             "listen": place.address,
             "shard_secret_file": str(secret),
+            "postgres": layout.postgres,
         }
     for name, settings in own.items():
         process = name if name in ALONE else "decide"

@@ -6,14 +6,18 @@ PostgreSQL is away, and says how old they are.
 
 import asyncio
 import logging
+import secrets
 from collections import Counter as CountOf
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
 import uvloop
 from prometheus_client import Counter, Enum, Gauge, Histogram
 
+from tokenfleet.adapters.batch_store import BatchStore
+from tokenfleet.adapters.batch_tickets import LANE, SPOOL_BYTES_MAX, BatchTickets
 from tokenfleet.adapters.clock import monotonic_s, wall_s
 from tokenfleet.adapters.credentials import credentials_of
 from tokenfleet.adapters.desk import Desk
@@ -25,6 +29,7 @@ from tokenfleet.adapters.kafka_follower import Follower
 from tokenfleet.adapters.kafka_reading import BEGINNING, LAST, Record, ago
 from tokenfleet.adapters.policy_file import load_policy
 from tokenfleet.adapters.pool_shard import PoolShards
+from tokenfleet.adapters.postgres import Postgres
 from tokenfleet.adapters.running import run_process, watched
 from tokenfleet.adapters.sender import Sender
 from tokenfleet.adapters.services import SERVICE_NAMES, registers
@@ -44,6 +49,7 @@ from tokenfleet.adapters.topics import (
     SUMMARY,
 )
 from tokenfleet.core.compiled import COMPILED_FROM, load
+from tokenfleet.core.credit import book_name
 from tokenfleet.core.errors import SetupError
 from tokenfleet.core.records import CapacityShard
 from tokenfleet.core.shard.records import Holder
@@ -80,7 +86,10 @@ async def run(settings: DecideSettings) -> None:
     followers: list[Follower[Any]] = []
     status = Status("decide", host=settings.status_host, port=settings.status_port)
     kafka = Kafka(settings.kafka, client_id=f"decide-{site.name}-{settings.replica}")
-    with Spool(Path(settings.state_dir) / "spool", bytes_max=settings.spool_max_bytes) as spool:
+    with (
+        Spool(Path(settings.state_dir) / "spool", bytes_max=settings.spool_max_bytes) as spool,
+        _batch_spool(settings) as batch_spool,
+    ):
         sender = Sender(spool, kafka)
         desk = Desk(
             site,
@@ -90,6 +99,9 @@ async def run(settings: DecideSettings) -> None:
             ready=_once(lambda: _tables(followers)[0] and bool(followers) and _answered(site, shards)),
         )
         shards = _shards(kafka, site, desk, followers, start=spool.start_count, settings=settings)
+        postgres = Postgres(settings.postgres)
+        if batch_spool is not None:
+            desk.tickets = _tickets(site, postgres, batch_spool, shards, start=spool.start_count, settings=settings)
         server = GrpcServer(
             settings.listen,
             registers=registers(desk),
@@ -97,12 +109,14 @@ async def run(settings: DecideSettings) -> None:
             reflect=settings.reflection,
             credentials=credentials,
         )
-        async with status, server, kafka:
+        async with status, server, kafka, postgres:
             for topic in WRITTEN:
                 counts[topic.name] = await kafka.partitions(topic, site.name)
             followers += _followers(kafka, site)
             status.parts["tables"] = lambda: _tables(followers)
             status.parts["spool"] = lambda: _spool(spool)
+            if desk.tickets is not None:
+                status.parts["batch"] = desk.tickets.state
             status.parts["shard"] = lambda: _shard(site, shards)
             async with asyncio.TaskGroup() as tasks:
                 for follower in followers:
@@ -111,6 +125,8 @@ async def run(settings: DecideSettings) -> None:
                     watched(tasks, credentials.follow(), name="follow credentials")
                 watched(tasks, sender.run(), name="sender")
                 watched(tasks, desk.holding.run(), name="holding")
+                if desk.tickets is not None:
+                    watched(tasks, desk.tickets.run(), name="batch")
                 watched(tasks, _advance(site, followers, counts[PLACEMENTS.name]), name="advance")
                 tasks.create_task(_compile(site), name="compile")
                 await asyncio.gather(*(follower.until_caught_up() for follower in followers))
@@ -145,6 +161,34 @@ def _shards(
         live=lambda: all(follower.caught_up for follower in followers if follower.topic is PLACEMENTS),
         runs=lambda decision: decision in site.ledger,
     )
+
+
+def _batch_spool(settings: DecideSettings) -> AbstractContextManager[Spool | None]:
+    """Where tickets of batch work are kept until PostgreSQL has them; None without one."""
+    if not settings.postgres:
+        return nullcontext()
+    return Spool(Path(settings.state_dir) / "batch", bytes_max=SPOOL_BYTES_MAX, lanes=(LANE,))
+
+
+def _tickets(
+    site: Site, postgres: Postgres, spool: Spool, shards: PoolShards | None, *, start: int, settings: DecideSettings
+) -> BatchTickets:
+    """This replica's part in the site's batch tickets: it grants those of the books that it owns."""
+
+    def owns(model: str) -> bool | None:
+        if shards is None or not site.policy.slomax.shard.enabled:
+            return None
+        owner = shards.owner(book_name(model, site.name))
+        return owner is not None and owner.active
+
+    def queued(model: str) -> int:
+        owner = shards.owner(book_name(model, site.name)) if shards is not None else None
+        return len(owner.line) if owner is not None else 0
+
+    # Another replica's tokens mean nothing without a common secret: their tickets are handed in again, to the same row.
+    site.tickets.secret = secret_of(settings, "shard_secret") or secrets.token_bytes(32)
+    store = BatchStore(postgres, site.name)
+    return BatchTickets(site, store, spool, me=f"{settings.replica}-{start}", owns=owns, queued=queued)
 
 
 async def _share(site: Site, shards: PoolShards) -> None:

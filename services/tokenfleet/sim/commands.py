@@ -13,6 +13,9 @@ from tokenfleet.sim.mixed.compare_command import compare_mixed
 from tokenfleet.sim.mixed.flood_command import run_flood
 from tokenfleet.sim.models.command import run_models
 from tokenfleet.sim.models.compare_command import compare_models
+from tokenfleet.sim.plan.command import run_plan
+from tokenfleet.sim.sites.command import run_sites
+from tokenfleet.sim.sites.compare_command import compare_sites
 
 ROUTING = "routing"
 
@@ -29,16 +32,19 @@ sim_app = typer.Typer(no_args_is_help=True, help="The fleet simulator: policies 
 run_app = typer.Typer(no_args_is_help=True, help="Run one simulation and print what came of it.")
 sim_app.add_typer(run_app, name="run")
 compare_app = typer.Typer(
-    cls=RoutingUnlessNamed, help="Compare routing policies (the usual), mixed designs, or shares of two models."
+    cls=RoutingUnlessNamed, help="Compare routing policies (the usual), mixed designs, shares of two models, or sites."
 )
 sim_app.add_typer(compare_app, name="compare")
 run_app.command("mixed")(run_mixed)
 run_app.command("flood")(run_flood)
 run_app.command("models")(run_models)
+run_app.command("sites")(run_sites)
+run_app.command("plan")(run_plan)
 sim_app.command("fit")(fit_profile)
 compare_app.command(ROUTING)(compare)
 compare_app.command("mixed")(compare_mixed)
 compare_app.command("models")(compare_models)
+compare_app.command("sites")(compare_sites)
 
 
 @run_app.command(ROUTING)

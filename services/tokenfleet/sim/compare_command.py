@@ -81,6 +81,8 @@ def compare(
     if html is not None:
         check_report(html)
     runs = routing_runs(keep)
+    for scenario, base in bases.items():
+        _check(scenario, base, [*run_seeds, *(grid_seeds if tuned else ())])
 
     def make(wanted: Sequence["Job"]) -> list["Cell"]:
         return made_of(runs, wanted, processes=jobs, what=wanted[0].scenario, keep=keep)
@@ -108,6 +110,19 @@ def compare(
             console.print(compared_table(table, columns=console.width))
     if html is not None:  # last: a full disk costs the page, not the figures
         write_report(html, report(tables, every, grids))
+
+
+def _check(scenario: str, base: "RunOptions", seeds: Iterable[int]) -> None:
+    """Raises PolicyError for a run that would be refused after hours: of a later scenario, or on a later seed."""
+    from msgspec.structs import replace
+
+    from tokenfleet.sim.run import ready
+
+    for seed in seeds:
+        try:
+            ready(replace(base, seed=seed))
+        except PolicyError as error:
+            raise PolicyError(f"{scenario}: {error}") from error
 
 
 def _tune(

@@ -30,6 +30,8 @@ def fit_profile(
     from tokenfleet.sim.fit import fit, read_measured
     from tokenfleet.sim.profiles import load_profile, profile_text
 
+    if out.exists() and Path(trace).exists() and out.samefile(trace):
+        raise SetupError(f"{out} is the trace itself, which the profile would replace; name another file")
     like = load_profile(base)
     if token_budget is not None:
         like = msgspec.structs.replace(like, token_budget=token_budget)

@@ -14,6 +14,7 @@ from typing import Literal
 from msgspec import Struct
 
 from tokenfleet.core.accounts import Feedback
+from tokenfleet.core.decision import Request
 from tokenfleet.core.goodput.lessons import Lessons
 from tokenfleet.core.policy import Policy, TokenPilotPolicy
 from tokenfleet.core.records import (
@@ -44,12 +45,14 @@ class FleetTerms(Struct, frozen=True, kw_only=True):
     """What a fleet consists of. `drain_max_s` bounds the time after the last arrival: what is open then is unfinished.
 
     Each of the `instances` is a slot that serves the model `serving` names for it, one of `models`, at a time.
-    Without `engine_counts` scrapes tell neither the requests of the engines nor the KV that they use.
-    `policy`, `weights`, `prior_factor` and `learning` are for the routers (router.Setup).
+    Without `engine_counts` scrapes tell neither the requests of the engines nor the KV that they use. `site` names it
+    among others, and its engines. `policy`, `weights`, `prior_factor` and `learning` are for the routers
+    (router.Setup).
     """
 
     profile: Profile
     instances: int
+    site: str = SITE
     models: tuple[str, ...] = (MODEL,)
     serving: tuple[str, ...] = ()  # empty: the first model on all
     gateways: int = 1
@@ -78,7 +81,7 @@ class Fleet:
     """A run: made from terms, a policy and a seed, it serves rows once.
 
     `lessons_policy` is what outcomes are learned under; None leaves calibration out. Without an `overseer` all slots
-    stay with the models that they begin with.
+    stay with the models that they begin with. Fleets of several sites share an `agenda`, which somebody else runs.
     """
 
     def __init__(
@@ -89,16 +92,17 @@ class Fleet:
         seed: int,
         lessons_policy: Policy | None = None,
         overseer: Overseer | None = None,
+        agenda: Agenda | None = None,
     ) -> None:
         self.terms = terms
-        engines = engines_of(terms.profile, slots=terms.instances, models=terms.models)
+        engines = engines_of(terms.profile, slots=terms.instances, models=terms.models, site=terms.site)
         self.engines = [engine for by_model in engines for engine in by_model.values()]
         self.slots = Slots(engines, terms.serving or (terms.models[0],) * terms.instances)
         self._overseer = overseer
         self._seed = seed
         self._numbers = {engine.name: number for number, engine in enumerate(self.engines)}
         self._arrivals_rng = Random(f"{seed}/arrivals")
-        self._agenda = Agenda()
+        self._agenda = agenda or Agenda()
         self._open: dict[str, Served] = {}
         self._to_come = 0
         self._shards = 0
@@ -115,29 +119,37 @@ class Fleet:
         self._to_come = len(served)
         for each in served:
             self._agenda.at(each.row.at_s, Rank.ARRIVAL, partial(self._arrive, each))
+        self.begin(progress)
+        end_s = max((row.at_s for row in rows), default=0.0) + self.terms.drain_max_s
+        self._agenda.run(until_s=end_s, while_=lambda: bool(self._to_come or self._open))
+        return served
+
+    def begin(self, progress: Callable[[float], None] | None = None) -> None:
+        """Enter what happens again and again into the agenda, from its beginning."""
         self._agenda.every(self.terms.telemetry_period_s, partial(self._scrape, progress))
         self._agenda.every(self.terms.kv_snapshot_period_s, self._snapshot)
         if self._lessons is not None:
             self._agenda.every(FEEDBACK_PERIOD_S, self._teach)
         if self._overseer is not None:
             self._agenda.every(OVERSIGHT_PERIOD_S, partial(self._oversee, self._overseer))
-        end_s = max((row.at_s for row in rows), default=0.0) + self.terms.drain_max_s
-        self._agenda.run(until_s=end_s, while_=lambda: bool(self._to_come or self._open))
-        return served
 
     # Requests
 
     def _arrive(self, served: Served, now_s: float) -> None:
         self._to_come -= 1
-        self._open[served.id] = served
-        served.gateway = self._arrivals_rng.randrange(len(self._gateways))
-        gateway, request = self._gateways[served.gateway], served.request()
+        request = served.request()
         if self._overseer is not None:
             self._overseer.offered(request, now_s)
-        self._follow(gateway.router.route(request, now_s), now_s)
+        self.take(served, request, now_s, gateway=self._arrivals_rng.randrange(len(self._gateways)))
+
+    def take(self, served: Served, request: Request, now_s: float, *, gateway: int) -> None:
+        """Ask a gateway, by its number, for the request."""
+        self._open[served.id] = served
+        served.gateway = gateway
+        self._follow(self._gateways[gateway].router.route(request, now_s), now_s)
         if served.dispatched_s is None:  # held: the others' order may have changed by it, and its own turn be now
-            self._release(gateway, now_s)
-        self._await_release(gateway, now_s)
+            self._release(self._gateways[gateway], now_s)
+        self._await_release(self._gateways[gateway], now_s)
 
     def _follow(self, answer: Answer, now_s: float) -> None:
         """Do what a gateway answered; a held request stays where it is."""
@@ -259,7 +271,7 @@ class Fleet:
             )
             for engine in self.engines
         ]
-        seen = shard(beats, n=self._shards, period_s=self.terms.telemetry_period_s)
+        seen = shard(beats, n=self._shards, period_s=self.terms.telemetry_period_s, site=self.terms.site)
         if self._shards == 1:  # a gateway serves when it has read its tables
             for gateway in self._gateways:
                 gateway.router.heard(seen, now_s)
@@ -292,7 +304,9 @@ class Fleet:
             return
         source = self._gateways[sender]
         source.envelopes += 1
-        envelope = PlacementEnvelope(site=SITE, replica=source.name, start="1", n=source.envelopes, events=(event,))
+        envelope = PlacementEnvelope(
+            site=self.terms.site, replica=source.name, start="1", n=source.envelopes, events=(event,)
+        )
         for gateway in self._gateways:  # the sender too: a replica reads its own events back
             self._deliver(envelope, gateway, self._agenda.now_s)
 
@@ -305,6 +319,7 @@ class Fleet:
             profile=terms.profile,
             rng=Random(f"{self._seed}/{name}"),
             publish=partial(self._publish, number),
+            site=terms.site,
             policy=terms.policy,
             weights=terms.weights,
             prior_factor=terms.prior_factor,

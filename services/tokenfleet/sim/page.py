@@ -6,12 +6,13 @@ from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
+from tempfile import TemporaryFile
 
 from tokenfleet.core.errors import SetupError
 
 
 def check_report(path: Path) -> None:
-    """Nothing, when pictures can be drawn and the file's folder is there.
+    """Nothing, when pictures can be drawn and the file can be written.
 
     Raises SetupError with the remedy, before hours are spent.
     """
@@ -21,6 +22,11 @@ def check_report(path: Path) -> None:
         )
     if path.is_dir() or not path.parent.is_dir():
         raise SetupError(f"--html {path}: name a file in a folder that exists")
+    try:
+        with path.open("ab") if path.exists() else TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise _unwritable(path, error) from error
 
 
 def write_report(path: Path, text: str) -> None:
@@ -28,7 +34,11 @@ def write_report(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise SetupError(f"--html {path}: {error.strerror or error}; name a file in a folder that exists") from error
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> SetupError:
+    return SetupError(f"--html {path}: {error.strerror or error}; name a file that can be written")
 
 
 def page(title: str, sections: Sequence[str]) -> str:

@@ -43,7 +43,7 @@ class Pilot:
         )
         if len(setup.instances) >= COMPILED_FROM:
             load()
-        self.site = Site(SITE, policy, replica=setup.gateway)
+        self.site = Site(setup.site, policy, replica=setup.gateway)
         self._publish = setup.publish
         self._names = (f"{setup.gateway}-{number}" for number in count(1))
         self._offset = 0

@@ -1,5 +1,6 @@
 """Policies: the routers by name, as `sim run --policy` takes them."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -68,6 +69,10 @@ def _settings(name: str, settings: dict[str, str], kind: type[Settings]) -> Sett
     if unknown := sorted(set(settings) - set(kind.__struct_fields__)):
         raise PolicyError(f"policy {name!r}: no setting {unknown[0]!r}; there is: {listed(kind.__struct_fields__)}")
     try:
-        return msgspec.convert(settings, kind, strict=False)
+        given = msgspec.convert(settings, kind, strict=False)
     except msgspec.ValidationError as error:
         raise PolicyError(f"policy {name!r}: {error}") from error
+    for setting, value in msgspec.structs.asdict(given).items():
+        if not -math.inf < value < math.inf:
+            raise PolicyError(f"policy {name!r}: {setting} is {value}; it is a finite number")
+    return given

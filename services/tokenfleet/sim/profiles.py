@@ -86,7 +86,7 @@ def load_profile(name_or_path: str) -> Profile:
     except FileNotFoundError:
         there_is = f"there is: {listed(profiles())}, or the path of a TOML file"
         raise PolicyError(f"no profile {name_or_path!r}: {there_is}") from None
-    except (msgspec.DecodeError, OSError) as error:
+    except (msgspec.DecodeError, RecursionError, OSError) as error:
         raise PolicyError(f"{name_or_path}: {error}; `sim fit` writes such a file") from error
     _check(profile, name_or_path)
     return profile

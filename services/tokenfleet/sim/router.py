@@ -22,6 +22,7 @@ from tokenfleet.core.records import (
     PlacementEvent,
 )
 from tokenfleet.sim.profiles import Profile
+from tokenfleet.sim.telemetry import SITE
 
 # Records that a link delivers: delayed, and as the link is set also lost, repeated or out of order.
 Record = CapacityShard | KvDelta | KvSnapshot | PlacementEnvelope | Feedback
@@ -71,10 +72,10 @@ class Router(Protocol):
 class Setup(Struct, frozen=True, kw_only=True):
     """What a router is made from.
 
-    `instances` are the names of all engines, in order; all are of one `profile`. `gateway` names this one among
-    `gateways` alike. `rng` is the router's own chance. `policy` holds the classes' terms and bounds; None: there are
-    none. The rest is TokenPilot's: `weights` (None: the shipped ones), the engine coefficients that it starts from as
-    multiples of the true ones, and whether outcomes teach it better.
+    `instances` are the names of all engines, in order; all are of one `profile`, at the `site`. `gateway` names this
+    one among `gateways` alike. `rng` is the router's own chance. `policy` holds the classes' terms and bounds; None:
+    there are none. The rest is TokenPilot's: `weights` (None: the shipped ones), the engine coefficients that it starts
+    from as multiples of the true ones, and whether outcomes teach it better.
     """
 
     gateway: str
@@ -83,6 +84,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     profile: Profile
     rng: Random
     publish: Publish
+    site: str = SITE
     policy: Policy | None = None
     weights: TokenPilotPolicy | None = None
     prior_factor: float = 1.0

@@ -86,16 +86,9 @@ def run(
     Raises PolicyError for an unknown trace, policy or profile, for figures out of range, and for a fleet that can't
     hold a request of the trace.
     """
-    _refuse_impossible(options)
+    make_router = options.make_router or policy_named(options.policy)
+    trace, rows, profile = ready(options)
     len_s, warm_s = window(options)
-    profile, make_router = _named(options)
-    trace = trace_of(options)
-    rows = rows_of(trace, options, len_s=len_s, warm_s=warm_s)
-    profile = profile.sized(block_size=rows[0].block_tokens, kv_blocks=options.kv_blocks)
-    try:
-        check_fits(rows, profile)
-    except PolicyError as error:
-        raise PolicyError(f"trace {options.trace} on {options.profile}: {error}") from error
     began_s = cpu_s()
     fleet = Fleet(_terms(options, profile), make_router, seed=options.seed, lessons_policy=_lessons(options, profile))
     served = fleet.serve(rows, progress=progress)
@@ -104,6 +97,24 @@ def run(
     loads = loads_of(served, profile, names)
     result = _result(options, trace, served, profile, loads, len_s=len_s, warm_s=warm_s, spent_s=spent_s)
     return Run(result=result, served=served)
+
+
+def ready(options: RunOptions) -> tuple[Trace, list[TraceRow], Profile]:
+    """What a run of these options needs whatever its policy: the trace, its scaled requests, the profile in its blocks.
+
+    Raises PolicyError as run does, in a small part of the time.
+    """
+    _refuse_impossible(options)
+    len_s, warm_s = window(options)
+    profile = load_profile(options.profile)
+    trace = trace_of(options)
+    rows = rows_of(trace, options, len_s=len_s, warm_s=warm_s)
+    profile = profile.sized(block_size=rows[0].block_tokens, kv_blocks=options.kv_blocks)
+    try:
+        check_fits(rows, profile)
+    except PolicyError as error:
+        raise PolicyError(f"trace {options.trace} on {options.profile}: {error}") from error
+    return trace, rows, profile
 
 
 def window(options: RunOptions) -> tuple[float, float]:
@@ -155,11 +166,6 @@ def _refuse_impossible(options: RunOptions) -> None:
     for name, value in (("--copies", options.copies), ("--prior-factor", options.prior_factor)):
         if not 0.0 < value < math.inf:
             raise PolicyError(f"{name} {value:g}: it is more than 0")
-
-
-def _named(options: RunOptions) -> tuple[Profile, MakeRouter]:
-    profile = load_profile(options.profile)
-    return profile, options.make_router or policy_named(options.policy)
 
 
 def _terms(options: RunOptions, profile: Profile) -> FleetTerms:

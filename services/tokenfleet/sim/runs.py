@@ -7,12 +7,14 @@ the code of core and simulator. So a changed rule or engine is run again and not
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, current_process, get_context
 from pathlib import Path
 from signal import SIG_DFL, SIGINT, signal
+from tempfile import TemporaryFile
 from typing import Generic, TypeVar
 
 import msgspec
@@ -32,7 +34,7 @@ class Runs(Generic[Job, Cell]):
     def __init__(
         self, folder: Path | None, *, kind: type[Cell], make: Callable[[Job], Cell], name: Callable[[Job], str]
     ) -> None:
-        """Raises SetupError if the folder can't be made."""
+        """Raises SetupError if the folder can't be made or written to."""
         self._folder = folder
         self._kind = kind
         self._make = make
@@ -40,15 +42,19 @@ class Runs(Generic[Job, Cell]):
         if folder is not None:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
+                with TemporaryFile(dir=folder):
+                    pass
             except OSError as error:
-                raise SetupError(f"--keep {folder}: {error.strerror or error}; name a folder") from error
+                raise SetupError(
+                    f"--keep {folder}: {error.strerror or error}; name a folder that can be written to"
+                ) from error
 
     def cells(
         self, jobs: Sequence[Job], *, processes: int = 1, made: Callable[[Cell], None] | None = None
     ) -> list[Cell]:
         """The cells of all jobs in their order, made where they are not kept. `made` is told of each as it is there.
 
-        Raises SetupError if one can't be kept.
+        Raises SetupError if one can't be kept, and if a process is ended by something else.
         """
         found = [self._kept(job) for job in jobs]
         tell = made or _nobody
@@ -72,11 +78,11 @@ class Runs(Generic[Job, Cell]):
             return None
 
     def _keep(self, job: Job, cell: Cell) -> None:
-        """A reader sees the whole file or none."""
+        """A reader sees the whole file or none, also of two comparisons that keep the same run at once."""
         if self._folder is None:
             return
         path = self._folder / self._name(job)
-        begun = path.with_suffix(".begun")
+        begun = path.with_suffix(f".{current_process().pid}.begun")
         try:
             begun.write_bytes(msgspec.json.encode(cell))
             begun.replace(path)
@@ -94,6 +100,11 @@ class Runs(Generic[Job, Cell]):
             try:
                 for future in as_completed(coming):
                     yield coming[future], future.result()
+            except BrokenProcessPool as error:
+                raise SetupError(
+                    f"one of {workers} processes was killed, as when memory runs out: give fewer --jobs; "
+                    "with --keep FOLDER the same command goes on"
+                ) from error
             except BaseException:  # nobody waits for what is under way
                 for worker in active_children():
                     worker.terminate()

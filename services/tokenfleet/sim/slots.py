@@ -14,7 +14,7 @@ from msgspec import Struct
 from tokenfleet.core.records import EngineState
 from tokenfleet.sim.engine.machine import EngineMachine
 from tokenfleet.sim.profiles import Profile
-from tokenfleet.sim.telemetry import MODEL, KvBook
+from tokenfleet.sim.telemetry import MODEL, SITE, KvBook
 
 # vLLM's sleep mode at level 1, weights of 59 GB an accelerator (235B parameters in FP8 on four of them; a 70B model in
 # BF16 has 35 GB on four): 5.8 to 6.0 s to sleep, 5.3 to 5.7 s to wake. Measured by the vLLM project (Zero-Reload Model
@@ -93,8 +93,9 @@ class Slots:
         return load.running + load.waiting
 
 
-def engines_of(profile: Profile, *, slots: int, models: Sequence[str]) -> list[dict[str, Engine]]:
-    """Each slot's engines by model, in the order of their names."""
+def engines_of(profile: Profile, *, slots: int, models: Sequence[str], site: str = SITE) -> list[dict[str, Engine]]:
+    """Each slot's engines by model, in the order of their names; the only site's are named by number alone."""
+    prefix = "i" if site == SITE else f"{site}-i"
 
     def engine(name: str, model: str) -> Engine:
         book = KvBook(name, profile.block_size, model=model)
@@ -102,6 +103,6 @@ def engines_of(profile: Profile, *, slots: int, models: Sequence[str]) -> list[d
 
     several = len(models) > 1
     return [
-        {model: engine(f"i{slot:03}.{model}" if several else f"i{slot:03}", model) for model in models}
+        {model: engine(f"{prefix}{slot:03}.{model}" if several else f"{prefix}{slot:03}", model) for model in models}
         for slot in range(slots)
     ]

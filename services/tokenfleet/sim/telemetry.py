@@ -141,11 +141,11 @@ def heartbeat(
     return beat if counted else replace(beat, running=None, waiting=None, kv_used_blocks=None)
 
 
-def shard(beats: Iterable[Heartbeat], *, n: int, period_s: float) -> CapacityShard:
+def shard(beats: Iterable[Heartbeat], *, n: int, period_s: float, site: str = SITE) -> CapacityShard:
     """The `n`-th message with all rows, sent as soon as the values are read."""
     order = Order(cluster=CLUSTER, claim=0, n=n)
     return CapacityShard(
-        site=SITE,
+        site=site,
         shard=0,
         cluster=CLUSTER,
         epoch=0,

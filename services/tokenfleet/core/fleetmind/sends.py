@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from tokenfleet.core.sent import SendEvent
+
 SENDS_PER_POOL_MAX = 20_000  # about 1,300 sends a second over 15 s; the oldest go first
 
 
@@ -21,8 +23,7 @@ SummaryKey = tuple[str, int, int, str]  # cluster, epoch, n and the pool's revis
 class Send(Struct, frozen=True, kw_only=True):
     """One request sent to a pool of a site, at `at_s` on our clock (for a peer's: when its event was heard).
 
-    `request` and `attempt` name it, so that a send heard twice counts once. `work_s` is its predicted stand-alone
-    prefill, `uncached_tokens` the tokens of it, `kv_tokens` prompt and estimated output.
+    `request` and `attempt` name it, so that a send heard twice counts once; the rest is as in SendEvent.
     """
 
     request: str
@@ -33,6 +34,32 @@ class Send(Struct, frozen=True, kw_only=True):
     work_s: float
     uncached_tokens: int = 0
     kv_tokens: int = 0
+
+    def event(self) -> SendEvent:
+        """What the other replicas are told of it."""
+        return SendEvent(
+            request=self.request,
+            attempt=self.attempt,
+            site=self.site,
+            model=self.model,
+            work_s=self.work_s,
+            uncached_tokens=self.uncached_tokens,
+            kv_tokens=self.kv_tokens,
+        )
+
+
+def heard_send(event: SendEvent, now_s: float) -> Send:
+    """Another replica's, dated by when it is heard."""
+    return Send(
+        request=event.request,
+        attempt=event.attempt,
+        site=event.site,
+        model=event.model,
+        at_s=now_s,
+        work_s=event.work_s,
+        uncached_tokens=event.uncached_tokens,
+        kv_tokens=event.kv_tokens,
+    )
 
 
 class Replay:

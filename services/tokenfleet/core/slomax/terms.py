@@ -212,6 +212,27 @@ class ShardPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     lease_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.1
 
 
+class BatchPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether batch work with a far deadline waits by tickets in PostgreSQL (core/slomax/tickets.py, grants.py).
+
+    `enabled`: a batch request whose gateway does not hold it, with `deadline_min_s` or more left, is deferred with a
+    token. It is to come again after half of its likely wait, between `poll_min_s` and `poll_max_s`. A grant that is not
+    used within `grant_s` goes back to wait. `ahead_share` of the requests that may run are granted before there is room
+    for them, since gateways take a while to come. `page_max` tickets are looked at at a time. The drain rate is that of
+    the last `rate_window_s`; what has ended is kept for `kept_s`.
+    """
+
+    enabled: bool = False
+    deadline_min_s: Positive = 600.0
+    poll_min_s: Positive = 1.0
+    poll_max_s: Positive = 300.0
+    grant_s: Positive = 60.0
+    ahead_share: Share = 0.5
+    page_max: Annotated[int, Meta(ge=1, le=10_000)] = 500
+    rate_window_s: Positive = 300.0
+    kept_s: Positive = 604_800.0
+
+
 def share_problems(terms: ControllerPolicy, classes: Collection[str]) -> list[str]:
     """What can't be in a controller's table of shares: unknown classes, and bounds that no shares could keep."""
     shares = terms.classes

@@ -50,6 +50,7 @@ class Asking:
         self._gateway = gateway
         self._prompts = prompts
         self._scheduler: Any = scheduler_pb2_grpc.SchedulerStub(channel)
+        self._slomax: Any = scheduler_pb2_grpc.SLOMaxStub(channel)
         self._pilot: Any = scheduler_pb2_grpc.TokenPilotStub(channel)
         self._outcomes: Any = outcomes_pb2_grpc.OutcomesStub(channel)
         self._echo: Any = channel.unary_unary(f"/{ECHO}/Echo")
@@ -63,6 +64,7 @@ class Asking:
             "echo": self._ask_echo,
             "route": self._ask_route,
             "schedule": self._ask_schedule,
+            "admit": self._ask_admit,
             "stream": self._ask_stream,
             "coalesced": self._ask_coalesced,
         }
@@ -107,6 +109,16 @@ class Asking:
         async def ask() -> None:
             message = scheduler_pb2.ScheduleRequest(request=self._request())
             self._decided.append((await self._scheduler.Schedule(message, timeout=TIMEOUT_S)).decision)
+
+        await _concurrently(ask, requests)
+
+    async def _ask_admit(self, requests: int) -> None:
+        """Admission alone, as a gateway asks that has an instance already: nothing is placed."""
+
+        async def ask() -> None:
+            message = scheduler_pb2.AdmitRequest(request=self._request())
+            async for answer in self._slomax.Admit(message, timeout=TIMEOUT_S):
+                self._decided.append(answer.decision)
 
         await _concurrently(ask, requests)
 

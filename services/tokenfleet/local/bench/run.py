@@ -27,6 +27,7 @@ ROUTE_US: Final = 700.0
 ROUTE_OF_ECHO: Final = 0.85
 STREAM_US: Final = (160.0, 100.0)
 SCHEDULE_OF_ROUTE: Final = 1.5
+ADMIT_OF_ROUTE: Final = (1.5, 1.2)
 COALESCED_OF_STREAM: Final = 0.7
 
 
@@ -119,6 +120,9 @@ def _calls(rounds: int, quick: bool) -> Iterator[Figure]:
     yield _server("Schedule", costs["schedule"])
     schedule_of_route = costs["schedule"].server_us / route.server_us
     yield _ratio("Schedule's server CPU of Route's", schedule_of_route, SCHEDULE_OF_ROUTE, at_most=True)
+    yield _server("Admit", costs["admit"])
+    admit_of_route, (floor, target) = costs["admit"].server_us / route.server_us, ADMIT_OF_ROUTE
+    yield _ratio("Admit's server CPU of Route's", admit_of_route, floor, at_most=True, target=target)
     yield _server(f"RouteStream, {BATCH} a message", stream, goal=STREAM_US[0], target=STREAM_US[1])
     yield _server("Gateway.route, 64 callers", costs["coalesced"])
     yield _ratio(
@@ -136,8 +140,8 @@ def _server(name: str, cost: Cost, *, goal: float | None = None, target: float |
     return Figure(part="calls", name=words, value=cost.server_us, unit="µs", goal=goal, target=target)
 
 
-def _ratio(name: str, value: float, goal: float, *, at_most: bool = False) -> Figure:
-    return Figure(part="calls", name=name, value=value, unit="×", goal=goal, at_most=at_most)
+def _ratio(name: str, value: float, goal: float, *, at_most: bool = False, target: float | None = None) -> Figure:
+    return Figure(part="calls", name=name, value=value, unit="×", goal=goal, target=target, at_most=at_most)
 
 
 MEASURES = {"choose": _choose, "kv": _kv, "memory": _memory, "calls": _calls}

@@ -51,7 +51,7 @@ def rows_of(lines: Iterable[Line], read: ReadLine, *, source: str, bad: BadLines
             if row is None:
                 continue
             _check(row, before)
-        except (msgspec.DecodeError, UnicodeDecodeError, LineError) as error:
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, csv.Error, LineError) as error:
             if bad is None:
                 raise PolicyError(f"{source}, line {number}: {error}; {REMEDY}") from error
             bad.add(f"line {number}: {error}")

@@ -122,7 +122,7 @@ def _columns(line: bytes) -> frozenset[str]:
     if line.lstrip().startswith(b"{"):
         try:
             return frozenset(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return frozenset()
     return frozenset(field.strip() for field in line.decode(errors="replace").split(","))
 

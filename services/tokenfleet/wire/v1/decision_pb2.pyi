@@ -65,7 +65,7 @@ MODE_DEGRADED: Mode
 MODE_BYPASS: Mode
 
 class Request(_message.Message):
-    __slots__ = ("id", "attempt", "model", "tenant", "origin", "prompt_tokens", "max_tokens", "block_keys", "block_tokens", "stream", "task", "declared_class", "deadline_s", "session", "adapter", "data_class", "local_only", "hop", "lease", "sites_tried", "elapsed_s", "upload_bytes", "wait_max_s", "idempotency_key", "body_hash")
+    __slots__ = ("id", "attempt", "model", "tenant", "origin", "prompt_tokens", "max_tokens", "block_keys", "block_tokens", "stream", "task", "declared_class", "deadline_s", "session", "adapter", "data_class", "local_only", "hop", "lease", "sites_tried", "elapsed_s", "upload_bytes", "wait_max_s", "idempotency_key", "body_hash", "ticket")
     ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +91,7 @@ class Request(_message.Message):
     WAIT_MAX_S_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     BODY_HASH_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     id: str
     attempt: int
     model: str
@@ -116,10 +117,11 @@ class Request(_message.Message):
     wait_max_s: float
     idempotency_key: str
     body_hash: int
-    def __init__(self, id: _Optional[str] = ..., attempt: _Optional[int] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., origin: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., block_keys: _Optional[bytes] = ..., block_tokens: _Optional[int] = ..., stream: _Optional[bool] = ..., task: _Optional[str] = ..., declared_class: _Optional[str] = ..., deadline_s: _Optional[float] = ..., session: _Optional[str] = ..., adapter: _Optional[str] = ..., data_class: _Optional[str] = ..., local_only: _Optional[bool] = ..., hop: _Optional[int] = ..., lease: _Optional[str] = ..., sites_tried: _Optional[_Iterable[str]] = ..., elapsed_s: _Optional[float] = ..., upload_bytes: _Optional[int] = ..., wait_max_s: _Optional[float] = ..., idempotency_key: _Optional[str] = ..., body_hash: _Optional[int] = ...) -> None: ...
+    ticket: str
+    def __init__(self, id: _Optional[str] = ..., attempt: _Optional[int] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., origin: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., block_keys: _Optional[bytes] = ..., block_tokens: _Optional[int] = ..., stream: _Optional[bool] = ..., task: _Optional[str] = ..., declared_class: _Optional[str] = ..., deadline_s: _Optional[float] = ..., session: _Optional[str] = ..., adapter: _Optional[str] = ..., data_class: _Optional[str] = ..., local_only: _Optional[bool] = ..., hop: _Optional[int] = ..., lease: _Optional[str] = ..., sites_tried: _Optional[_Iterable[str]] = ..., elapsed_s: _Optional[float] = ..., upload_bytes: _Optional[int] = ..., wait_max_s: _Optional[float] = ..., idempotency_key: _Optional[str] = ..., body_hash: _Optional[int] = ..., ticket: _Optional[str] = ...) -> None: ...
 
 class Candidate(_message.Message):
-    __slots__ = ("instance", "cost_s", "ttft_s", "wait_s", "work_s", "bias_s", "margin_s", "reuse_s", "kv_s", "decode_s", "hit_tokens", "uncached_tokens", "p_hit", "age_s", "suspect", "weight_s", "saved_s", "kv_use", "filtered")
+    __slots__ = ("instance", "cost_s", "ttft_s", "wait_s", "work_s", "bias_s", "margin_s", "reuse_s", "kv_s", "decode_s", "hit_tokens", "uncached_tokens", "p_hit", "age_s", "suspect", "weight_s", "saved_s", "kv_use", "filtered", "pace_s")
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     COST_S_FIELD_NUMBER: _ClassVar[int]
     TTFT_S_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +141,7 @@ class Candidate(_message.Message):
     SAVED_S_FIELD_NUMBER: _ClassVar[int]
     KV_USE_FIELD_NUMBER: _ClassVar[int]
     FILTERED_FIELD_NUMBER: _ClassVar[int]
+    PACE_S_FIELD_NUMBER: _ClassVar[int]
     instance: str
     cost_s: float
     ttft_s: float
@@ -158,7 +161,8 @@ class Candidate(_message.Message):
     saved_s: float
     kv_use: float
     filtered: str
-    def __init__(self, instance: _Optional[str] = ..., cost_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., work_s: _Optional[float] = ..., bias_s: _Optional[float] = ..., margin_s: _Optional[float] = ..., reuse_s: _Optional[float] = ..., kv_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., hit_tokens: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., p_hit: _Optional[float] = ..., age_s: _Optional[float] = ..., suspect: _Optional[bool] = ..., weight_s: _Optional[float] = ..., saved_s: _Optional[float] = ..., kv_use: _Optional[float] = ..., filtered: _Optional[str] = ...) -> None: ...
+    pace_s: float
+    def __init__(self, instance: _Optional[str] = ..., cost_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., work_s: _Optional[float] = ..., bias_s: _Optional[float] = ..., margin_s: _Optional[float] = ..., reuse_s: _Optional[float] = ..., kv_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., hit_tokens: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., p_hit: _Optional[float] = ..., age_s: _Optional[float] = ..., suspect: _Optional[bool] = ..., weight_s: _Optional[float] = ..., saved_s: _Optional[float] = ..., kv_use: _Optional[float] = ..., filtered: _Optional[str] = ..., pace_s: _Optional[float] = ...) -> None: ...
 
 class SiteOption(_message.Message):
     __slots__ = ("site", "refused", "cost", "ttft_s", "wait_s", "network_s", "hit_tokens", "summary_age_s", "work_s", "crowding_s", "tpot_excess_s", "latency_cost", "gpu_cost", "egress_cost", "stale")
@@ -236,8 +240,24 @@ class Place(_message.Message):
     wait_p90_s: float
     def __init__(self, position: _Optional[int] = ..., wait_p50_s: _Optional[float] = ..., wait_p90_s: _Optional[float] = ...) -> None: ...
 
+class BatchTicket(_message.Message):
+    __slots__ = ("token", "window_s", "ahead_s", "end_s", "will_miss", "granted")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_S_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_S_FIELD_NUMBER: _ClassVar[int]
+    END_S_FIELD_NUMBER: _ClassVar[int]
+    WILL_MISS_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    window_s: float
+    ahead_s: float
+    end_s: float
+    will_miss: bool
+    granted: bool
+    def __init__(self, token: _Optional[str] = ..., window_s: _Optional[float] = ..., ahead_s: _Optional[float] = ..., end_s: _Optional[float] = ..., will_miss: _Optional[bool] = ..., granted: _Optional[bool] = ...) -> None: ...
+
 class Decision(_message.Message):
-    __slots__ = ("id", "request", "attempt", "verdict", "reason", "mode", "age_s", "tenant", "model", "request_class", "origin", "site", "pool", "target", "address", "gateways", "lease", "prompt_tokens", "hit_tokens", "predicted_ttft_s", "admission", "sites", "candidates", "considered", "excluded", "relaxed", "runner_up", "gap_s", "sentence", "detail", "replica", "policy_revision", "calibration_revision", "products", "tables", "at_wall_s", "took_s", "dry_run", "how", "canary", "duplicate", "idempotency_key", "body_hash", "place")
+    __slots__ = ("id", "request", "attempt", "verdict", "reason", "mode", "age_s", "tenant", "model", "request_class", "origin", "site", "pool", "target", "address", "gateways", "lease", "prompt_tokens", "hit_tokens", "predicted_ttft_s", "admission", "sites", "candidates", "considered", "excluded", "relaxed", "runner_up", "gap_s", "sentence", "detail", "replica", "policy_revision", "calibration_revision", "products", "tables", "at_wall_s", "took_s", "dry_run", "how", "canary", "duplicate", "idempotency_key", "body_hash", "place", "ticket")
     class ExcludedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -296,6 +316,7 @@ class Decision(_message.Message):
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     BODY_HASH_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     id: str
     request: str
     attempt: int
@@ -340,4 +361,5 @@ class Decision(_message.Message):
     idempotency_key: str
     body_hash: int
     place: Place
-    def __init__(self, id: _Optional[str] = ..., request: _Optional[str] = ..., attempt: _Optional[int] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., mode: _Optional[_Union[Mode, str]] = ..., age_s: _Optional[float] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_class: _Optional[str] = ..., origin: _Optional[str] = ..., site: _Optional[str] = ..., pool: _Optional[str] = ..., target: _Optional[str] = ..., address: _Optional[str] = ..., gateways: _Optional[_Iterable[str]] = ..., lease: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., predicted_ttft_s: _Optional[float] = ..., admission: _Optional[_Union[Admission, _Mapping]] = ..., sites: _Optional[_Iterable[_Union[SiteOption, _Mapping]]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., considered: _Optional[int] = ..., excluded: _Optional[_Mapping[str, int]] = ..., relaxed: _Optional[_Iterable[str]] = ..., runner_up: _Optional[str] = ..., gap_s: _Optional[float] = ..., sentence: _Optional[str] = ..., detail: _Optional[str] = ..., replica: _Optional[str] = ..., policy_revision: _Optional[int] = ..., calibration_revision: _Optional[int] = ..., products: _Optional[_Iterable[str]] = ..., tables: _Optional[_Mapping[str, str]] = ..., at_wall_s: _Optional[float] = ..., took_s: _Optional[float] = ..., dry_run: _Optional[bool] = ..., how: _Optional[str] = ..., canary: _Optional[bool] = ..., duplicate: _Optional[bool] = ..., idempotency_key: _Optional[str] = ..., body_hash: _Optional[int] = ..., place: _Optional[_Union[Place, _Mapping]] = ...) -> None: ...
+    ticket: BatchTicket
+    def __init__(self, id: _Optional[str] = ..., request: _Optional[str] = ..., attempt: _Optional[int] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., mode: _Optional[_Union[Mode, str]] = ..., age_s: _Optional[float] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., request_class: _Optional[str] = ..., origin: _Optional[str] = ..., site: _Optional[str] = ..., pool: _Optional[str] = ..., target: _Optional[str] = ..., address: _Optional[str] = ..., gateways: _Optional[_Iterable[str]] = ..., lease: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., predicted_ttft_s: _Optional[float] = ..., admission: _Optional[_Union[Admission, _Mapping]] = ..., sites: _Optional[_Iterable[_Union[SiteOption, _Mapping]]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., considered: _Optional[int] = ..., excluded: _Optional[_Mapping[str, int]] = ..., relaxed: _Optional[_Iterable[str]] = ..., runner_up: _Optional[str] = ..., gap_s: _Optional[float] = ..., sentence: _Optional[str] = ..., detail: _Optional[str] = ..., replica: _Optional[str] = ..., policy_revision: _Optional[int] = ..., calibration_revision: _Optional[int] = ..., products: _Optional[_Iterable[str]] = ..., tables: _Optional[_Mapping[str, str]] = ..., at_wall_s: _Optional[float] = ..., took_s: _Optional[float] = ..., dry_run: _Optional[bool] = ..., how: _Optional[str] = ..., canary: _Optional[bool] = ..., duplicate: _Optional[bool] = ..., idempotency_key: _Optional[str] = ..., body_hash: _Optional[int] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., ticket: _Optional[_Union[BatchTicket, _Mapping]] = ...) -> None: ...

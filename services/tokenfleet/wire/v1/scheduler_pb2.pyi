@@ -302,7 +302,7 @@ class Instance(_message.Message):
     def __init__(self, instance: _Optional[str] = ..., address: _Optional[str] = ..., availability: _Optional[str] = ..., availability_reason: _Optional[str] = ..., suspect: _Optional[bool] = ..., age_s: _Optional[float] = ..., backlog_s: _Optional[float] = ..., queued: _Optional[int] = ..., decoding: _Optional[int] = ..., kv_held_tokens: _Optional[float] = ..., kv_total_tokens: _Optional[float] = ..., kv_state: _Optional[str] = ..., model_digest: _Optional[str] = ..., cached_blocks: _Optional[int] = ...) -> None: ...
 
 class SitesResponse(_message.Message):
-    __slots__ = ("site", "replica", "sites", "policy_revision", "calibration_revision", "tables", "held", "holds_none", "rule", "books")
+    __slots__ = ("site", "replica", "sites", "policy_revision", "calibration_revision", "tables", "held", "holds_none", "rule", "books", "batch")
     class TablesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -320,6 +320,7 @@ class SitesResponse(_message.Message):
     HOLDS_NONE_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
     BOOKS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     site: str
     replica: str
     sites: _containers.RepeatedCompositeFieldContainer[Site]
@@ -330,7 +331,26 @@ class SitesResponse(_message.Message):
     holds_none: str
     rule: str
     books: _containers.RepeatedCompositeFieldContainer[Book]
-    def __init__(self, site: _Optional[str] = ..., replica: _Optional[str] = ..., sites: _Optional[_Iterable[_Union[Site, _Mapping]]] = ..., policy_revision: _Optional[int] = ..., calibration_revision: _Optional[int] = ..., tables: _Optional[_Mapping[str, str]] = ..., held: _Optional[int] = ..., holds_none: _Optional[str] = ..., rule: _Optional[str] = ..., books: _Optional[_Iterable[_Union[Book, _Mapping]]] = ...) -> None: ...
+    batch: _containers.RepeatedCompositeFieldContainer[Batch]
+    def __init__(self, site: _Optional[str] = ..., replica: _Optional[str] = ..., sites: _Optional[_Iterable[_Union[Site, _Mapping]]] = ..., policy_revision: _Optional[int] = ..., calibration_revision: _Optional[int] = ..., tables: _Optional[_Mapping[str, str]] = ..., held: _Optional[int] = ..., holds_none: _Optional[str] = ..., rule: _Optional[str] = ..., books: _Optional[_Iterable[_Union[Book, _Mapping]]] = ..., batch: _Optional[_Iterable[_Union[Batch, _Mapping]]] = ...) -> None: ...
+
+class Batch(_message.Message):
+    __slots__ = ("model", "waiting", "waiting_gpu_s", "first_left_s", "rate", "owned", "closed")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_GPU_S_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    RATE_FIELD_NUMBER: _ClassVar[int]
+    OWNED_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    waiting: int
+    waiting_gpu_s: float
+    first_left_s: float
+    rate: float
+    owned: bool
+    closed: str
+    def __init__(self, model: _Optional[str] = ..., waiting: _Optional[int] = ..., waiting_gpu_s: _Optional[float] = ..., first_left_s: _Optional[float] = ..., rate: _Optional[float] = ..., owned: _Optional[bool] = ..., closed: _Optional[str] = ...) -> None: ...
 
 class Book(_message.Message):
     __slots__ = ("book", "state", "rest_units", "waiting", "owned", "limit_units", "counted_units", "in_line")

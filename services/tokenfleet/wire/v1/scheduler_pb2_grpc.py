@@ -191,7 +191,8 @@ class SLOMaxServicer:
     """
 
     def Admit(self, request, context):
-        """Streams updates until the verdict is final; closing the stream withdraws the request.
+        """Streams updates until the verdict is final; closing the stream withdraws the request, but no batch ticket: DEFER with
+        one is followed by the answer in its turn.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,1 @@
+"""Sites: one origin's requests on the engines of several datacenters."""
