@@ -14,7 +14,11 @@ from tokenfleet.core.errors import BadRequestError
 from tokenfleet.core.revisions import ArmFigures, CanaryReport, PolicyLog, PolicyRevision, renumbered, rollback_to
 
 
-@pytest.mark.parametrize("words", [("status",), ("rollback",), ("shadows",)], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "words",
+    [("status",), ("rollback",), ("shadows",), ("history",), ("show", "--in-force")],
+    ids=lambda words: words[0],
+)
 def test_without_a_fleet_a_command_says_how_to_start_one(words: tuple[str, ...], tmp_path: Path) -> None:
     assert "start one with `tokenfleet up`" in complaint("policy", *words, "--state-dir", str(tmp_path))
 

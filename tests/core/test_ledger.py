@@ -41,9 +41,16 @@ def test_a_placement_counts_until_its_first_token_as_work_and_until_its_end_as_k
         kv_held_tokens=900,
         class_running={"chat": 1},
         class_queued={"chat": 1},
+        class_kv_tokens={"chat": 900},
     )
     known.apply(first_token(), partition=0, now_s=100.4)
-    assert known.load("a", 100.4) == Load(decoding=1, context_tokens=900, kv_held_tokens=900, class_running={"chat": 1})
+    assert known.load("a", 100.4) == Load(
+        decoding=1,
+        context_tokens=900,
+        kv_held_tokens=900,
+        class_running={"chat": 1},
+        class_kv_tokens={"chat": 900},
+    )
     known.apply(ended(), partition=0, now_s=101.0)
     assert known.load("a", 101.0) == Load()
 

@@ -109,7 +109,7 @@ def agree(pool: PoolView) -> None:
     alive = [i.availability != "out" for i in pool.instances]  # who is out is no candidate, suspect or not
     suspects = [np.zeros(len(told), np.bool_) if c.suspect is None else c.suspect for c in (told, expected)]
     assert suspects[0][alive].tolist() == suspects[1][alive].tolist()
-    assert _running(told) == _running(expected)
+    assert _by_class(told) == _by_class(expected)
     if len(told):  # what is kept from one request to the next is what it would be anew
         anew = replace(pool, columns=expected)
         costs = [weigh(2000, view, TokenPilotPolicy(), None, output_q50=100.0).terms for view in (pool, anew)]
@@ -123,5 +123,6 @@ def _same(told: Any, expected: Any, name: str) -> None:
         np.testing.assert_allclose(told, expected, rtol=1e-9, atol=1e-9, err_msg=name)
 
 
-def _running(columns: Columns) -> dict[str, list[float]]:
-    return {name: counts.tolist() for name, counts in columns.classes.items() if counts.any()}
+def _by_class(columns: Columns) -> list[dict[str, list[float]]]:
+    told = columns.classes, columns.classes_queued, columns.classes_kv
+    return [{name: each.tolist() for name, each in of.items() if each.any()} for of in told]

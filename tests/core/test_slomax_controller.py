@@ -335,7 +335,7 @@ def test_a_restart_goes_on_from_the_last_revision() -> None:
     last = told(before, *[window(20.0 * i) for i in range(5)])[-1].revision
     assert last is not None
     after = made()
-    after.restored(last)
+    after.restored(last, at_s=last.at_s)
     (first,) = told(after, window(1000.0))
     assert first.revision is not None
     assert (first.revision.number, first.revision.old) == (last.number + 1, last.new)

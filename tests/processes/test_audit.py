@@ -14,6 +14,8 @@ import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from msgspec.structs import replace
+from rich.console import Console
 
 from tests.kafka_server import KafkaServer
 from tests.ports import free_port
@@ -25,11 +27,15 @@ from tokenfleet.adapters.kafka import Kafka
 from tokenfleet.adapters.kafka_admin import apply
 from tokenfleet.adapters.kafka_reading import Record
 from tokenfleet.adapters.postgres import Postgres, migrate
+from tokenfleet.adapters.safe_text import from_json
 from tokenfleet.adapters.topics import DECISIONS, GOODPUT, OUTCOMES, POLICY, partition_of
+from tokenfleet.client.policy_history import changes_table, history_rows
 from tokenfleet.core.accounts import GoodputPartial, GoodputRow
 from tokenfleet.core.decision import Decision
 from tokenfleet.core.records import DecisionEnvelope, OutcomeEnvelope, OutcomeEvent, OutcomeKind
 from tokenfleet.core.revisions import ArmFigures, CanaryReport, PolicyRecord, PolicyRevision, promotion_of
+from tokenfleet.core.slomax.shares import ShareRevision
+from tokenfleet.core.slomax.terms import Setting
 from tokenfleet.processes.audit import Writer
 from tokenfleet.wire.v1 import audit_pb2, audit_pb2_grpc
 
@@ -269,3 +275,47 @@ async def test_every_published_policy_is_a_row_however_often_it_is_read(database
     ]
     assert rows[1]["reason"] == "canary revision 2 promoted: no worse"
     assert {row["toml"] for row in rows} == {"revision = 2"}
+
+
+async def test_every_change_of_shares_is_a_row_with_old_new_and_why_and_is_told(database: str) -> None:
+    await migrate(database)
+    change = ShareRevision(
+        pool="small-chat@b",
+        number=1,
+        at_s=1.8e9,
+        kind="step",
+        old=Setting(shares={"chat": 0.5, "batch": 0.5}, ceiling=0.95),
+        new=Setting(shares={"chat": 0.53, "batch": 0.47}, ceiling=0.855),
+        why="chat 70.0% of 98.0%",
+    )
+    by_hand = PolicyRevision(
+        revision=2, toml="revision = 2", sha256="ab" * 32, by="ann", reason="a guess", at_wall_s=1.8e9
+    )
+    other = replace(change, pool="large-chat@b", kind="static", new=change.old, old=change.new, why="switched off")
+    stepped = PolicyRevision(
+        revision=3, toml="revision = 3", sha256="cd" * 32, by="controller", shares=(change, other), at_wall_s=1.8e9
+    )
+    records = [
+        Record(topic=POLICY, site="", cluster="c", partition=0, offset=offset, message=message, live=True)
+        for offset, message in enumerate((by_hand, stepped))
+    ]
+    async with Postgres(database) as postgres:
+        store = AuditStore(postgres)
+        for _ in range(2):
+            await Writer(store).revisions(records)
+        assert store.quarantined == 0
+        rows = await postgres.fetch("select * from share_changes where kind = 'step'")
+    (row,) = rows
+    assert (row["revision"], row["pool"], row["why"]) == (3, "small-chat@b", "chat 70.0% of 98.0%")
+    assert (from_json(row["before"], Setting), from_json(row["after"], Setting)) == (change.old, change.new)
+    assert row["window_end"].timestamp() == 1.8e9
+    console = Console(width=160)
+    with console.capture() as captured:
+        console.print(changes_table(await history_rows(database)))
+    first, second, third = [line for line in captured.get().splitlines() if "2027-01-15" in line]
+    assert first.split()[0] == second.split()[0] == "3"
+    assert "large-chat@b" in first
+    assert "static: switched off" in first
+    assert "chat 50.0% → 53.0%, batch 50.0% → 47.0%, ceiling 95.0% → 85.5%" in second
+    assert "a guess" in third
+    assert "ann" in third

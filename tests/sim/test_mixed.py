@@ -26,6 +26,7 @@ from tokenfleet.sim.mixed.designs import DESIGNS
 from tokenfleet.sim.mixed.measure import bulk_ends_s
 from tokenfleet.sim.mixed.run import TOKEN_BUDGET, MixedOptions, MixedRun, run_mixed
 from tokenfleet.sim.mixed.service_levels import CLASSES, mixed_policy
+from tokenfleet.sim.mixed.sharing import SHARING
 from tokenfleet.sim.mixed.workload import BULK_STARTS_S, LEN_S, workload
 from tokenfleet.sim.profiles import load_profile, profile_text, profiles
 from tokenfleet.sim.router import Answer
@@ -291,6 +292,8 @@ def test_every_design_serves_all_and_the_same_again(design: str) -> None:
     [
         ({"design": "fastest"}, "--design 'fastest': there is at_once, gated, least_requests, pools, priority, slomax"),
         ({"chat": "nothing"}, "--chat 'nothing': there is azure-code, azure-conv, conversation"),
+        ({"shares": "fair"}, "--shares 'fair': there is controlled, none, static"),
+        ({"shares": "static"}, "--shares static: least_requests shares nothing out between classes"),
         ({"instances": 0}, "--instances 0: it is 1 to 1000"),
         ({"tenants": 0}, "--tenants 0: it is 1 to 1000"),
         ({"tenants": 2, "flood": 0.5}, "--flood 0.5: it is 1 to 1000"),
@@ -351,6 +354,27 @@ def test_the_feasibility_gate_pays_where_gateways_can_hold_nothing_back() -> Non
     assert (gated.result.attainment_admitted["all"] or 0.0) > offered[1]
     goodput = [run.result.goodput_tokens_per_s["all"] for run in (at_once, gated)]
     assert goodput[1] > 1.05 * goodput[0]
+
+
+def test_class_shares_give_chat_its_service_level_where_gateways_can_hold_nothing_back() -> None:
+    none, static, controlled = (ran(design="at_once", load=0.9, shares=name) for name in SHARING)
+    offered = [run.result.attainment_offered for run in (none, static, controlled)]
+    chat = [each["chat"] or 0.0 for each in offered]
+    assert chat[1] > chat[0] + 0.05
+    assert (offered[1]["all"] or 0.0) > (offered[0]["all"] or 0.0)
+    assert static.result.share_of_chat is None
+    control = controlled.result.share_of_chat
+    assert control is not None
+    assert control.changes > 0
+    assert control.worst_minute <= 1
+
+
+def test_a_job_that_is_deferred_comes_again_and_is_counted_from_when_it_came_first() -> None:
+    run = ran(design="at_once", load=0.9, shares="static")
+    batch = [each for each in run.served if each.request_class == "batch"]
+    late = [each for each in batch if each.dispatched_s is not None and each.dispatched_s > each.row.at_s]
+    assert late
+    assert all(each.refused or each.finished_s is not None for each in batch)
 
 
 @pytest.mark.parametrize("name", ["step", "square"])

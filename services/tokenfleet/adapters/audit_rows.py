@@ -1,4 +1,4 @@
-"""Audit rows: decisions, outcomes, goodput and policy revisions as rows of their tables."""
+"""Audit rows: decisions, outcomes, goodput, policy revisions and changes of shares as rows of their tables."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -54,6 +54,7 @@ REVISION_ROWS = Table(
         *("canary_share", "canary_for_s", "at", "toml"),
     ),
 )
+SHARE_ROWS = Table("share_changes", ("revision", "sha256", "pool", "kind", "before", "after", "why", "window_end"))
 
 
 def decision_items(records: Sequence[Record[DecisionEnvelope]]) -> list[Item]:
@@ -147,6 +148,28 @@ def revision_items(records: Sequence[Record[PolicyRecord]]) -> list[Item]:
                 safe(revision.toml),
             )
             items.append(_item(record, 0, row))
+    return items
+
+
+def share_items(records: Sequence[Record[PolicyRecord]]) -> list[Item]:
+    """One row a pool whose shares or ceiling a revision of the controller changed."""
+    items: list[Item] = []
+    for record in records:
+        revision = record.message
+        if not isinstance(revision, PolicyRevision):
+            continue
+        for number, change in enumerate(revision.shares):
+            row = (
+                revision.revision,
+                safe_key(revision.sha256),
+                safe_key(change.pool),
+                change.kind,
+                safe_json(change.old),
+                safe_json(change.new),
+                safe(change.why),
+                safe_moment(change.at_s),
+            )
+            items.append(_item(record, number, row))
     return items
 
 

@@ -13,6 +13,7 @@ from tokenfleet.adapters.audit_rows import (
     GOODPUT_ROWS,
     OUTCOME_ROWS,
     REVISION_ROWS,
+    SHARE_ROWS,
     Item,
     Table,
 )
@@ -54,6 +55,9 @@ class AuditStore:
 
     async def add_revisions(self, items: Sequence[Item]) -> None:
         await self._add(items, lambda connection, rows: _insert_new(connection, REVISION_ROWS, rows))
+
+    async def add_share_changes(self, items: Sequence[Item]) -> None:
+        await self._add(items, lambda connection, rows: _insert_new(connection, SHARE_ROWS, rows))
 
     async def ask(self) -> None:
         """Return if the server answers and the tables are there."""

@@ -14,6 +14,8 @@ from tokenfleet.core import accounts, deadletters, records, revisions
 from tokenfleet.core.decision import Admission, Candidate, Decision, SiteOption
 from tokenfleet.core.sent import SendEvent
 from tokenfleet.core.shard import records as shard
+from tokenfleet.core.slomax.shares import ShareRevision
+from tokenfleet.core.slomax.terms import Setting
 
 CLUSTER = "golden-cluster"
 WALL_S = 1_790_000_000.25
@@ -95,6 +97,15 @@ DECISION = Decision(
     tables={"capacity": "41.7"},
     at_wall_s=WALL_S,
     took_s=0.0005,
+)
+CHANGE = ShareRevision(
+    pool="small-chat@b",
+    number=1,
+    at_s=1_790_000_000.0,
+    kind="step",
+    old=Setting(shares={"chat": 0.5, "long": 0.3, "batch": 0.2}, ceiling=0.95),
+    new=Setting(shares={"chat": 0.53, "long": 0.285, "batch": 0.185}, ceiling=0.95),
+    why="chat 70.0% of 98.0%",
 )
 OUTCOME = records.OutcomeEvent(
     request="r-1",
@@ -264,7 +275,17 @@ def golden_messages() -> tuple[tuple[Topic[Any], Struct], ...]:
             ),
         ),
         (topics.CONTROL, records.Control(instance="b-small-1", state="draining", by="ops", at_wall_s=WALL_S)),
-        (topics.POLICY, revisions.PolicyRevision(revision=2, toml="revision = 2\n", sha256="00" * 32)),
+        (
+            topics.POLICY,
+            revisions.PolicyRevision(
+                revision=2,
+                toml="revision = 2\n",
+                sha256="00" * 32,
+                by="controller",
+                reason=CHANGE.why,
+                shares=(CHANGE,),
+            ),
+        ),
         (
             topics.POLICY,
             revisions.CanaryReport(

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +18,7 @@ from tokenfleet.client import calls
 from tokenfleet.client.words import moment
 from tokenfleet.core.canary import SAMPLES_MIN
 from tokenfleet.core.errors import BadRequestError, PolicyError
+from tokenfleet.core.policy import policy_hash
 from tokenfleet.core.revisions import (
     CANARY_FOR_MAX_S,
     CANARY_KEY,
@@ -58,18 +60,47 @@ def revision_in(file: Path, *, share: float = 1.0, for_s: float = 0.0) -> Policy
 async def publish(bootstrap: str, revision: PolicyRevision) -> PolicyLog:
     """Puts the revision on the topic; what the topic said before it.
 
-    Raises PolicyError for a number that is given out already, and for a second canary beside an open one.
+    Raises PolicyError for a number that is given out already, before or at the same moment, and for a second canary
+    beside an open one.
     """
     async with Kafka(bootstrap, client_id="tokenfleet-cli", wait_max_s=READ_MAX_S) as kafka:
         log = await _read(kafka)
         if revision.revision <= log.greatest:
             raise PolicyError(f"revision {revision.revision} is not above {log.greatest}, which is published; raise it")
-        if revision.is_canary and log.canary is not None:
-            raise PolicyError(
-                f"canary revision {log.canary.revision} is open: wait for its end, or `tokenfleet policy rollback` it"
-            )
-        await kafka.send(POLICY, "", [revision], key=CANARY_KEY if revision.is_canary else FILE_KEY)
+        _refuse_second(revision, log)
+        if not await _append(kafka, revision):
+            raise PolicyError(f"another revision {revision.revision} came at the same moment, and counts; raise it")
     return log
+
+
+async def publish_next(bootstrap: str, revision: PolicyRevision) -> PolicyRevision:
+    """Puts the revision on the topic under the next number after any published, or its own if that is greater.
+
+    Raises PolicyError for a file whose number can't be changed, and for a second canary beside an open one.
+    """
+    async with Kafka(bootstrap, client_id="tokenfleet-cli", wait_max_s=READ_MAX_S) as kafka:
+        while True:
+            log = await _read(kafka)
+            _refuse_second(revision, log)
+            number = max(log.greatest + 1, revision.revision)
+            toml = renumbered(revision.toml, number)
+            revision = replace(revision, revision=number, toml=toml, sha256=policy_hash(toml))
+            if await _append(kafka, revision):
+                return revision
+
+
+def _refuse_second(revision: PolicyRevision, log: PolicyLog) -> None:
+    if revision.is_canary and log.canary is not None:
+        raise PolicyError(
+            f"canary revision {log.canary.revision} is open: wait for its end, or `tokenfleet policy rollback` it"
+        )
+
+
+async def _append(kafka: Kafka, revision: PolicyRevision) -> bool:
+    """Whether the number is the revision's alone: somebody may have written at the same moment."""
+    await kafka.send(POLICY, "", [revision], key=CANARY_KEY if revision.is_canary else FILE_KEY)
+    written = [each for each, _ in (await _read(kafka)).published if each.revision == revision.revision]
+    return all(each.sha256 == revision.sha256 for each in written)
 
 
 async def roll_back(bootstrap: str, *, to: Path | None, reason: str) -> PolicyRevision:

@@ -21,11 +21,18 @@ def policy_check(file: Path) -> None:
 
 
 @policy_app.command("show")
-def policy_show() -> None:
+def policy_show(
+    in_force: Annotated[bool, typer.Option("--in-force", help="The last one that was published instead.")] = False,
+    kafka: KafkaOption = "",
+    state_dir: State = STATE,
+) -> None:
     """Print the shipped policy, to start one's own from."""
     from tokenfleet.adapters.policy_file import policy_text
+    from tokenfleet.client.policies import read_log
 
-    typer.echo(policy_text(), nl=False)
+    log = asyncio.run(read_log(kafka or endpoints(state_dir).kafka)) if in_force else None
+    published = None if log is None else log.in_force
+    typer.echo(policy_text() if published is None else published.toml, nl=False)
 
 
 @policy_app.command("apply")
@@ -35,18 +42,21 @@ def policy_apply(
         float | None, typer.Option(help="Try it on this percentage of requests first, at most 50.")
     ] = None,
     for_: Annotated[str, typer.Option("--for", help="How long to try: 90s, 10m, 2h. Only with --canary.")] = "10m",
+    next_: Annotated[bool, typer.Option("--next", help="Under the next number, whatever the file says.")] = False,
     kafka: KafkaOption = "",
     state_dir: State = STATE,
 ) -> None:
     """Put a policy file into force everywhere, or try it.
 
-    Its revision must be greater than any published. A canary that does worse ends at once, one that does not is put
-    into force when its time is over, if enough of its requests have ended by then.
+    Its revision must be greater than any published; the controller of shares publishes too. A canary that does worse
+    ends at once, one that does not is put into force when its time is over, if enough of its requests have ended by
+    then.
     """
     from tokenfleet.client.policies import (
         check_can_be_undone,
         duration_s,
         publish,
+        publish_next,
         refuse_no_newer,
         revision_in,
         share_of,
@@ -57,9 +67,13 @@ def policy_apply(
     else:
         check_can_be_undone(file)
         revision = revision_in(file, share=share_of(canary), for_s=duration_s(for_))
-    if not kafka:
-        asyncio.run(refuse_no_newer(file, endpoints(state_dir).gateways))
-    asyncio.run(publish(kafka or endpoints(state_dir).kafka, revision))
+    at = kafka or endpoints(state_dir).kafka
+    if next_:
+        revision = asyncio.run(publish_next(at, revision))
+    else:
+        if not kafka:
+            asyncio.run(refuse_no_newer(file, endpoints(state_dir).gateways))
+        asyncio.run(publish(at, revision))
     if canary is None:
         typer.echo(f"policy revision {revision.revision} is published")
     else:
@@ -83,6 +97,19 @@ def policy_status(kafka: KafkaOption = "", state_dir: State = STATE) -> None:
     for table in (arms_table(log), history_table(log)):
         if table is not None:
             Console().print(table)
+
+
+@policy_app.command("history")
+def policy_history(
+    postgres: Annotated[str, typer.Option(help="DSN. Default: the running fleet's.")] = "", state_dir: State = STATE
+) -> None:
+    """Show who published what and why, and which shares moved."""
+    from rich.console import Console
+
+    from tokenfleet.client.policy_history import changes_table, history_rows
+
+    rows = asyncio.run(history_rows(postgres or endpoints(state_dir).postgres))
+    Console().print(changes_table(rows) if rows else "no revision was published: all go by the file they started with")
 
 
 @policy_app.command("shadows")

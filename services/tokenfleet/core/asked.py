@@ -81,8 +81,8 @@ class Turn(Struct, frozen=True, kw_only=True):
 
 class Decided(Struct, frozen=True, kw_only=True):
     """The decision, the placement to count if it placed something, what the other replicas are to hear if it went to
-    another site, and the outcome to report if it refused. `short`: it waits for credit of its pool's book, and those of
-    its class behind it do too. `ticket` must be kept before anybody is answered."""
+    another site, and the outcome to report if it refused. `short`: it waits for credit of its pool's book or for its
+    class's share, and those of its class behind it do too. `ticket` must be kept before anybody is answered."""
 
     decision: Decision
     placement: PlacementEvent | None = None

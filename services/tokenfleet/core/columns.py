@@ -133,14 +133,14 @@ class Columns:
     `open` are sequences queued, decoding or foreign. `kv_room` is total − held, ∞ where either is unknown or nothing
     is held. `hits` are the tokens of the request's prefix that each holds, `p_hit` the chance that they are there,
     `kv_state` an index of KV_STATES. `classes` has the running requests of each class that has any, `classes_queued`
-    those of them that have no first token yet. `kept` lives as long as the table. `views` makes the same snapshot one
-    instance at a time.
+    those of them that have no first token yet, `classes_kv` the KV tokens that they are counted for. `kept` lives as
+    long as the table. `views` makes the same snapshot one instance at a time.
     """
 
     __slots__ = (
-        "aged", "backlog_s", "behind_s", "born_s", "classes", "classes_queued", "context_tokens", "decoding", "fixed",
-        "hits", "kept", "kv_held", "kv_room", "kv_state", "labels", "now_s", "open", "p_hit", "probe", "queued",
-        "queued_tokens", "suspect", "unsure", "views", "whole",
+        "aged", "backlog_s", "behind_s", "born_s", "classes", "classes_kv", "classes_queued", "context_tokens",
+        "decoding", "fixed", "hits", "kept", "kv_held", "kv_room", "kv_state", "labels", "now_s", "open", "p_hit",
+        "probe", "queued", "queued_tokens", "suspect", "unsure", "views", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -169,6 +169,7 @@ class Columns:
         kv_state: Codes,
         classes: dict[str, Floats],
         classes_queued: dict[str, Floats],
+        classes_kv: dict[str, Floats],
         kept: Kept,
         views: Callable[[], tuple[InstanceView, ...]],
     ) -> None:
@@ -196,6 +197,7 @@ class Columns:
         self.kv_state = kv_state
         self.classes = classes
         self.classes_queued = classes_queued
+        self.classes_kv = classes_kv
         self.kept = kept
         self.views = views
 
@@ -274,6 +276,7 @@ def columns_of(instances: Sequence[InstanceView]) -> Columns:
         kv_state=np.array([KV_STATES.index(i.kv_state) for i in views], np.int8),
         classes=_by_class([i.class_running for i in views]),
         classes_queued=_by_class([i.class_queued for i in views]),
+        classes_kv=_by_class([i.class_kv_tokens for i in views]),
         kept=Kept(),
         views=lambda: views,
     )

@@ -55,7 +55,8 @@ def limit_of(pool: PoolView, policy: Policy) -> int:
     """
     sizes = pool.columns.fixed.kv_total[ready(pool)]
     told = sizes[~np.isnan(sizes)]
-    return int(policy.slomax.controller.ceiling * float(told.mean()) * len(sizes)) if len(told) else 0
+    ceiling = policy.slomax.controller.setting(pool.pool).ceiling
+    return int(ceiling * float(told.mean()) * len(sizes)) if len(told) else 0
 
 
 def ready(pool: PoolView) -> Flags:

@@ -14,7 +14,7 @@ class Load(Struct, frozen=True, kw_only=True):
     for their first token with `queued_tokens` uncached tokens, `decoding` are past it with `context_tokens` of
     context. `kv_held_tokens` is what all of them will hold in KV. `foreign` sequences, counted in the others, are
     explained by no placement. `class_running` counts the entries of each class, queued and decoding, `class_queued`
-    those before their first token.
+    those before their first token, `class_kv_tokens` is what the entries of each class will hold in KV.
     """
 
     backlog_s: float = 0.0
@@ -27,6 +27,7 @@ class Load(Struct, frozen=True, kw_only=True):
     foreign: float = 0.0
     class_running: Mapping[str, int] = {}
     class_queued: Mapping[str, int] = {}
+    class_kv_tokens: Mapping[str, int] = {}
 
 
 class Standing(Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from tokenfleet.core.answers import busy, refused_for, routed, stays, waits
 from tokenfleet.core.asked import Asked, Decided, Turn
+from tokenfleet.core.class_room import beyond_class_share
 from tokenfleet.core.credit import book_of, has_credit, lent_out, limit_of, paid
 from tokenfleet.core.decision import Place
 from tokenfleet.core.fleetmind.dispatch import Dispatch
@@ -63,6 +64,8 @@ def _in_turn(site: Site, asked: Asked, turn: Turn, ruling: Ruling | None, sent: 
             book.purse.lacks(book.book, ticket_of(asked.request.id, asked.request.attempt), asked.kv_tokens)
         short = waits(stays(site, asked, ruling, sent), f"{asked.kv_tokens:,} KV tokens of the pool are wanted")
         return replace(short, short=True)
+    if not turn.overdue and (full := beyond_class_share(site, asked)):
+        return replace(waits(stays(site, asked, ruling, sent), full), short=True)
     here = routed(site, asked, ruling, sent)
     if here.decision.reason == "all_busy" and not turn.overdue:
         return waits(here, "no instance has room")

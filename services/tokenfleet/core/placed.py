@@ -134,12 +134,14 @@ class InstancePlacements:
         uncached = decoding = context = held = 0
         classes: dict[str, int] = {}
         classes_queued: dict[str, int] = {}
+        classes_kv: dict[str, int] = {}
         for placed in self._placed.values():
             if placed.placed_at_s <= believed_after_s:
                 continue
             entry = placed.entry
             name = entry.request_class
             classes[name] = classes.get(name, 0) + 1
+            classes_kv[name] = classes_kv.get(name, 0) + entry.kv_tokens
             held += entry.kv_tokens
             if placed.first_token:
                 decoding += 1
@@ -161,6 +163,7 @@ class InstancePlacements:
             kv_held_tokens=float(held),
             class_running=classes,
             class_queued=classes_queued,
+            class_kv_tokens=classes_kv,
         )
         standing = (
             Standing(load=load)

@@ -82,6 +82,7 @@ class PoolTable:
         self._kv_slot = np.full(size, -1, np.int64)
         self._classes: dict[str, Floats] = {}
         self._classes_queued: dict[str, Floats] = {}
+        self._classes_kv: dict[str, Floats] = {}
         self._kept = Kept()
         self._oldest_s: tuple[float, float] | None = None
         self._p_hit: tuple[tuple[float, ...], Floats] | None = None  # what it follows from, by slot
@@ -129,6 +130,7 @@ class PoolTable:
         (self._partial.add if total + held + context != total + held + context else self._partial.discard)(slot)
         _count(load.class_running, self._classes, slot, len(labels.names))
         _count(load.class_queued, self._classes_queued, slot, len(labels.names))
+        _count(load.class_kv_tokens, self._classes_kv, slot, len(labels.names))
         return True
 
     def _tell(
@@ -204,6 +206,7 @@ class PoolTable:
             kv_state=self._kv_state,
             classes=self._classes,
             classes_queued=self._classes_queued,
+            classes_kv=self._classes_kv,
             kept=self._kept,
             views=views,
         )

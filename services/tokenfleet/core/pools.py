@@ -187,6 +187,7 @@ class Pools:
             weight=weight,
             class_running=dict(load.class_running),
             class_queued=dict(load.class_queued),
+            class_kv_tokens=dict(load.class_kv_tokens),
         )
 
     def _controlled(self, instance: str, availability: Availability, reason: str) -> tuple[Availability, str, float]:

@@ -4,8 +4,10 @@ A canary decides its share of the logical requests and ends by itself; nothing e
 that adds up goodput judges it (core.canary) and publishes what becomes of it as the next record.
 """
 
+import json
 import re
 from collections import deque
+from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
 import xxhash
@@ -15,6 +17,8 @@ from msgspec.structs import replace
 from tokenfleet.core.errors import PolicyError
 from tokenfleet.core.policy import Policy, newer_policy, parse_policy, policy_hash
 from tokenfleet.core.records import Count
+from tokenfleet.core.slomax.shares import ShareRevision
+from tokenfleet.core.slomax.terms import Setting
 
 FILE_KEY, CANARY_KEY, REPORT_KEY = "policy", "canary", "report"  # the compacted topic keeps the last of each
 CANARY_FOR_MAX_S = 86400.0
@@ -25,7 +29,8 @@ class PolicyRevision(Struct, frozen=True, kw_only=True, tag="policy"):
     """A whole policy file under one number; the greatest number is in force.
 
     With `canary_share` below 1 it is a canary: on trial for that share of requests, for `canary_for_s`. The same number
-    with the share 1 is its promotion, a greater one ends it. `reason` says in words why it was published.
+    with the share 1 is its promotion, a greater one ends it. `reason` says in words why it was published, `shares` what
+    of pools' shares and ceilings the controller changed by it.
     """
 
     revision: Count
@@ -36,6 +41,7 @@ class PolicyRevision(Struct, frozen=True, kw_only=True, tag="policy"):
     canary_share: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
     canary_for_s: Annotated[float, Meta(ge=0.0, le=CANARY_FOR_MAX_S)] = 0.0
     reason: str = ""
+    shares: tuple[ShareRevision, ...] = ()
 
     @property
     def is_canary(self) -> bool:
@@ -182,6 +188,31 @@ def renumbered(toml: str, revision: int) -> str:
     before, after = parse_policy(toml, source="the old policy"), parse_policy(text, source=f"revision {revision}")
     if replace(before, revision=revision) != after:
         raise PolicyError(f"revision {revision}: no line `revision = {before.revision}` to put it in")
+    return text
+
+
+POOLS_BEGIN = "# What follows is the controller's of shares: written anew with each change, gone in a file without it."
+
+
+def with_pools(toml: str, revision: int, pools: Mapping[str, Setting]) -> str:
+    """The same policy file under another number, with these settings of pools and no others.
+
+    Raises PolicyError as `renumbered` does, and for a file in which these can't be written, or people set them.
+    """
+    others = toml.partition(POOLS_BEGIN)[0].rstrip() + "\n"
+    if parse_policy(others, source="the policy in force").slomax.controller.pools:
+        raise PolicyError(f"revision {revision}: slomax.controller.pools is set by hand, and so left alone")
+    told = [POOLS_BEGIN]
+    for pool, setting in sorted(pools.items()):
+        shares = ", ".join(f"{json.dumps(name)} = {share!r}" for name, share in setting.shares.items())
+        told += [
+            f"[slomax.controller.pools.{json.dumps(pool)}]",
+            f"ceiling = {setting.ceiling!r}",
+            f"shares = {{ {shares} }}",
+        ]
+    text = renumbered(others, revision)
+    text += "\n" + "\n".join(told) + "\n" if pools else ""
+    parse_policy(text, source=f"revision {revision}")
     return text
 
 

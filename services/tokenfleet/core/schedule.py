@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from tokenfleet.core.answers import elsewhere, refused_for, routed, ruled_out, stays, waits
 from tokenfleet.core.asked import Asked, Decided, Ids, Steps, Turn, chance_of, estimated
+from tokenfleet.core.class_room import beyond_class_share
 from tokenfleet.core.credit import (
     book_of,
     give_back,
@@ -23,23 +24,23 @@ from tokenfleet.core.credit import (
     on_credit,
 )
 from tokenfleet.core.decision import Candidate, Decision, Reason, Request
+from tokenfleet.core.dispatching import dispatched
 from tokenfleet.core.errors import BadRequestError, TableNotReadyError
-from tokenfleet.core.fleetmind.dispatch import Dispatch, dispatch
+from tokenfleet.core.fleetmind.dispatch import Dispatch
 from tokenfleet.core.fleetmind.residency import residency_refusal
 from tokenfleet.core.paced import paced, stays_in_line
 from tokenfleet.core.policy import Policy
-from tokenfleet.core.records import SiteSummary
 from tokenfleet.core.reserving import kept_free
 from tokenfleet.core.returning import kept_from, standing_of, stood_on, told_when
-from tokenfleet.core.site import Site, pool_name
+from tokenfleet.core.site import Site
 from tokenfleet.core.slomax.admit import Ruling, admit, barred
 from tokenfleet.core.slomax.classify import classify
 from tokenfleet.core.slomax.quota import Charge, entry_of
 from tokenfleet.core.slomax.retry import retry_after_s
-from tokenfleet.core.summary import pool_summaries
 from tokenfleet.core.ticketed import by_its_ticket, in_its_turn, is_ticketed
 from tokenfleet.core.tokenpilot.held import Call, Waiting, waiting_of
-from tokenfleet.core.view import PeerView
+
+WANTS_ROOM: tuple[Reason, ...] = ("all_busy", "infeasible")  # the class was turned away for load
 
 Released = Decided | BadRequestError | TableNotReadyError
 """What comes of a held request: its final answer, or why there can be none any more."""
@@ -146,6 +147,8 @@ def _decided(site: Site, asked: Asked) -> Decided:
         site.duplicates.answered(request, decided.decision, asked.policy, now_s=asked.now_s)
     if request.dry_run or duplicate or verdict in ("reject", "defer"):
         give_back(site, asked.charge, asked.now_s)
+        if decided.decision.reason in WANTS_ROOM and not request.dry_run:
+            site.wanting.turned_away(request.model, asked.classified.request_class, asked.now_s)
     elif verdict != "queue" and (asked.charge.bucket is not None or asked.charge.credits):
         site.repeats.charged(request)
     return by_its_ticket(site, request, decided)
@@ -235,7 +238,7 @@ def _unticketed(site: Site, asked: Asked) -> Decided:
     """The answer to one that has no ticket to wait by, or its turn."""
     sent: Dispatch | None = None
     if asked.steps.dispatch and asked.request.hop == 0:
-        sent = _dispatched(site, asked, without=())
+        sent = dispatched(site, asked, without=())
         if sent.reason and not lines_up_at_home(site, asked, sent):
             return refused_for(site, asked, sent.reason, sent.sentence, dispatch=sent, retry_after_s=sent.retry_after_s)
         if sent.site and sent.site != site.name:
@@ -316,57 +319,11 @@ def _retries_too_much(site: Site, asked: Asked) -> Decided | None:
     return None
 
 
-def _dispatched(site: Site, asked: Asked, *, without: tuple[str, ...]) -> Dispatch:
-    request = replace(asked.request, sites_tried=(*asked.request.sites_tried, *without))
-    return dispatch(
-        request,
-        asked.classified.request_class,
-        _peers(site, asked),
-        asked.policy,
-        site.sends,
-        home=site.name,
-        output_q50=asked.output_q50,
-        output_q90=asked.output_q90,
-        now_s=asked.now_s,
-        now_wall_s=asked.ids.now_wall_s,
-        rng=asked.rng,
-    )
-
-
-def _peers(site: Site, asked: Asked) -> list[PeerView]:
-    """All sites of the policy as seen from here; home from the tables at hand."""
-    request = asked.request
-    others = [
-        site.peers.view(
-            name,
-            pool=pool_name(request.model, name),
-            block_keys=request.block_keys,
-            block_tokens=request.block_tokens,
-            now_s=asked.now_s,
-        )
-        for name in asked.policy.sites
-        if name != site.name
-    ]
-    price_per_hour = asked.policy.site(site.name).price_per_instance_hour
-    own = SiteSummary(
-        site=site.name,
-        cluster="",
-        epoch=0,
-        n=0,
-        period_s=0.0,
-        age_s=asked.pool.age_s,
-        gateways=(),
-        pools=tuple(pool_summaries(asked.pool, price_per_hour=price_per_hour)) if len(asked.pool) else (),
-    )
-    hit = asked.pool.columns.most_hit_tokens
-    return [PeerView(site=site.name, summary=own, age_s=0.0, hit_tokens=hit), *others]
-
-
 def _second_choice(site: Site, asked: Asked, reason: Reason) -> Decided | None:
     """Another site when this one has no room now, if the request may still leave."""
     if not asked.steps.dispatch or asked.request.hop or reason != "all_busy" or not asked.policy.products.fleetmind:
         return None
-    sent = _dispatched(site, asked, without=(site.name,))
+    sent = dispatched(site, asked, without=(site.name,))
     return None if sent.reason else elsewhere(site, asked, sent)
 
 
@@ -386,6 +343,7 @@ def _ruled(site: Site, asked: Asked) -> Ruling:
         queues=asked.paces,
         kept=kept_from(site, asked),
         kept_free=kept_free(site, asked) if asked.pool.columns.usable().any() else "",
+        full="" if asked.turn is not None or asked.paces else beyond_class_share(site, asked),
         held_s=site.held.ahead_s(model, request_class, policy.classes) if gated and site.held else 0.0,
         gate=site.gates.of(model) if gated else None,
         rtt_s=0.0 if request.origin == site.name else terms.rtt_s.get(request.origin, terms.rtt_default_s),

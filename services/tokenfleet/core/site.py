@@ -46,11 +46,13 @@ from tokenfleet.core.shard.envelopes import Envelopes
 from tokenfleet.core.shard.purse import Purse
 from tokenfleet.core.slomax.gates import Gates
 from tokenfleet.core.slomax.iterations import Iterations
+from tokenfleet.core.slomax.lending import Wanting
 from tokenfleet.core.slomax.queues import Queues
 from tokenfleet.core.slomax.quota import Quotas, entry_of
 from tokenfleet.core.slomax.reserve import Reserves
 from tokenfleet.core.slomax.retry import RetryBudgets
 from tokenfleet.core.slomax.returns import Returns
+from tokenfleet.core.slomax.spending import Spending
 from tokenfleet.core.slomax.tickets import Tickets
 from tokenfleet.core.tokenpilot.held import Call, Held, Waiting
 
@@ -103,6 +105,8 @@ class Site:
         self.repeats = Repeats(lambda tenant: entry_of(tenant, self.policy))
         self.gates = Gates(policy)
         self.reserves = Reserves(policy)
+        self.wanting = Wanting()
+        self.spending = Spending()
         self.envelopes = Envelopes()
         self.purse: Purse | None = None
         self.tickets = Tickets()
@@ -139,6 +143,8 @@ class Site:
                     for event in fact.events:
                         self.gates.told(event)
                         self.returns.told(event)
+                        if event.kind == "placed" and event.entry is not None:
+                            self.spending.placed(event.entry, self.policy, how.now_s)
                     if how.live:
                         self.sends.heard(fact.sends, how.now_s)
                 self.ledger.hear(fact, partition=how.partition, now_s=how.now_s)
@@ -273,6 +279,7 @@ class Site:
         self.failures.probed(event.instance, now_s)
         self._turns[event.entry.model] += 1
         self.returns.told(event)
+        self.spending.placed(event.entry, self.policy, now_s)
         self.sessions.served(event.entry.tenant, session, instance=event.instance)
 
     def settled(self, event: OutcomeEvent, *, now_s: float) -> tuple[OutcomeEvent, PlacementEvent | None]:

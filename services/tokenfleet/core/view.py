@@ -51,6 +51,7 @@ class InstanceView(Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     class_running: dict[str, int] = {}
     class_queued: dict[str, int] = {}
+    class_kv_tokens: dict[str, int] = {}
 
 
 class PeerView(Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Audit: every decision, outcome and policy revision as a row of PostgreSQL, once; the answers of the Audit service.
+"""Audit: all decisions, outcomes, policy revisions and changes of shares as rows of PostgreSQL; the Audit service.
 
 The one writer reads by assignment and commits what is written. While PostgreSQL is away it neither reads on nor
 commits: Kafka is the spool, for as long as it keeps the topics (7 days). Rows come twice after a kill; keys make that
@@ -14,7 +14,7 @@ from typing import Any, Final
 import uvloop
 from prometheus_client import Counter, Gauge
 
-from tokenfleet.adapters.audit_rows import decision_items, goodput_items, outcome_items, revision_items
+from tokenfleet.adapters.audit_rows import decision_items, goodput_items, outcome_items, revision_items, share_items
 from tokenfleet.adapters.audit_service import SERVICE_NAME, AuditService, register
 from tokenfleet.adapters.audit_store import AuditStore
 from tokenfleet.adapters.clock import monotonic_s, wall_s
@@ -73,6 +73,9 @@ class Writer:
         items = revision_items(records)
         await self._write(lambda: self._store.add_revisions(items))
         ROWS.labels("policy_revisions").inc(len(items))
+        changes = share_items(records)
+        await self._write(lambda: self._store.add_share_changes(changes))
+        ROWS.labels("share_changes").inc(len(changes))
 
     def state(self) -> tuple[bool, str]:
         """For /health: not ready while PostgreSQL is away."""

@@ -29,6 +29,7 @@ from tokenfleet.core.goodput.cost import PoolCost
 from tokenfleet.core.goodput.event_time import OFFSET_WINDOW_S
 from tokenfleet.core.goodput.lessons import Lessons
 from tokenfleet.core.goodput.partition import PartitionGoodput
+from tokenfleet.core.goodput.steering import Steering
 from tokenfleet.core.goodput.table import GoodputTable
 from tokenfleet.core.goodput.trial import Judge
 from tokenfleet.core.policy import GoodputPolicy, Policy
@@ -54,7 +55,9 @@ class Goodput:
 
     def __init__(self, settings: GoodputSettings, policy: Policy) -> None:
         self._settings = settings
-        self._judge = Judge(policy, policy_text(settings.policy))
+        toml = policy_text(settings.policy)
+        self._judge = Judge(policy, toml)
+        self._steering = Steering(policy, toml)
         self._partitions: list[PartitionGoodput] = []
         self._cost = PoolCost(policy.goodput.windows_s)
         self._lessons = Lessons()
@@ -76,6 +79,7 @@ class Goodput:
             readers = [*await self._outcome_readers(kafka), *self._summary_readers(kafka)]
             status.parts["outcomes"] = lambda: _reading(readers)
             status.parts["watermark"] = self._watermark_part
+            status.parts["shares"] = self._shares_part
             async with asyncio.TaskGroup() as tasks:
                 for reader in readers:
                     watched(tasks, reader.run(), name=f"follow {reader.name}")
@@ -84,14 +88,20 @@ class Goodput:
                 policies = kafka.follower(POLICY, "", self._hear_policy, start=BEGINNING)
                 watched(tasks, policies.run(), name=f"follow {policies.name}")
                 watched(tasks, self._judging(kafka), name="judge")
+                watched(tasks, self._steer(kafka), name="steer")
 
     async def _outcome_readers(self, kafka: Kafka) -> list[Follower[OutcomeEnvelope]]:
         """Take up what earlier lives published, and begin the outcomes where it can still change."""
         table = GoodputTable()
+
+        def hear(record: Record[GoodputPartial]) -> None:
+            table.hear(record.message)
+            self._steering.hear_goodput(record.message)
+
         replay_s = _replay_s(self._policy.goodput)
         for before in (
             kafka.follower(POLICY, "", self._hear_policy, start=BEGINNING),
-            kafka.follower(GOODPUT, "", lambda record: table.hear(record.message), start=ago(replay_s)),
+            kafka.follower(GOODPUT, "", hear, start=ago(replay_s)),
             kafka.follower(FEEDBACK, "", self._take_revision, start=LAST),
         ):
             await before.read_to_end()
@@ -145,6 +155,7 @@ class Goodput:
         )
         EVENTS.inc(len(new))
         self._lessons.observe(new, self._policy)
+        self._steering.observe(new)
 
     def _hear_policy(self, record: Record[PolicyRecord]) -> None:
         """Go by this policy, or count this trial, from now on, if it is newer than ours and can be used."""
@@ -156,6 +167,7 @@ class Goodput:
     def _take_policy(self, record: PolicyRecord, at_s: float) -> None:
         arms = self._judge.arms
         self._judge.hear(record, at_s=at_s)
+        self._steering.hear(record, self._policy, at_s=at_s)
         for pool in self._lessons.follow(self._policy):
             logger.warning("learning of %s starts over: policy revision %d changes it", pool, self._policy.revision)
         for partition in self._partitions:
@@ -167,6 +179,7 @@ class Goodput:
         site = self._policy.sites.get(record.message.site)
         price = 0.0 if site is None else site.price_per_instance_hour
         self._cost.hear(record.message, price_per_hour=price, at_s=record.appended_wall_s)
+        self._steering.hear_summary(record.message)
 
     def _take_revision(self, record: Record[Feedback]) -> None:
         self._lessons.revision = max(self._lessons.revision, record.message.revision)
@@ -190,6 +203,8 @@ class Goodput:
         for number, partition in enumerate(self._partitions):
             partials = partition.partials(site=WRITER, partition=number, cluster=cluster, now_s=monotonic_s())
             self._unsent += partials
+            for partial in partials:
+                self._steering.hear_goodput(partial)
             if number == 0 and partials and (rows := self._cost.changed()):
                 self._unsent.append(
                     GoodputPartial(
@@ -235,6 +250,24 @@ class Goodput:
             except (KafkaAwayError, PolicyError) as error:
                 logger.warning("a canary goes on unjudged, and ends by itself: %s", error)
 
+    async def _steer(self, kafka: Kafka) -> None:
+        """Publishes what the controllers of shares change."""
+        told = 0
+        while True:
+            await asyncio.sleep(PUBLISH_EVERY_S)
+            if self._watermark_s is None:
+                continue
+            if (revision := self._steering.due(now_wall_s=wall_s())) is None:
+                continue
+            try:
+                await kafka.send(POLICY, "", [revision], key=FILE_KEY)
+            except KafkaAwayError as error:
+                logger.warning("a change of shares was not published: %s", error)
+            else:
+                if revision.revision != told:
+                    logger.info("policy revision %d: %s", revision.revision, revision.reason)
+                told = revision.revision
+
     @property
     def _policy(self) -> Policy:
         """The policy in force."""
@@ -244,6 +277,10 @@ class Goodput:
         if self._watermark_s is None:
             return True, "nothing heard yet"
         return True, f"{wall_s() - self._watermark_s:.1f} s behind the wall clock"
+
+    def _shares_part(self) -> tuple[bool, str]:
+        held = "; ".join(f"{pool}: {why}" for pool, why in self._steering.held.items() if why)
+        return True, self._steering.problem or held or "nothing is shared out, or all moves"
 
 
 PARTIALS_AT_ONCE = 16

@@ -70,7 +70,9 @@ SUMMED = tuple(name for name in GoodputSums.__struct_fields__ if name != "second
 class GoodputTable:
     """Rows by (cluster, site, partition) and key, the greatest version of each; late partials can't undo newer ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, kept_s: float = KEPT_S) -> None:
+        """Rows that began more than `kept_s` before the newest are forgotten."""
+        self._kept_s = kept_s
         self._rows: dict[tuple[str, str, int], dict[RowKey, GoodputRow]] = {}
         self._watermarks_s: dict[tuple[str, str, int], float] = {}
         self._cluster = ""
@@ -112,13 +114,17 @@ class GoodputTable:
         rows = self._within(width_s, start_s, windows)
         return _added(map(_without_unagreed, rows), width_s * windows)
 
-    def by(self, label: Label, width_s: float, start_s: float, *, windows: int = 1) -> dict[str, GoodputSums]:
-        """The same per class, tenant or pool. A pool's cost is shared out over its rows by output tokens.
+    def by(
+        self, label: Label, width_s: float, start_s: float, *, windows: int = 1, pool: str = ""
+    ) -> dict[str, GoodputSums]:
+        """The same per class, tenant or pool, of one `pool` if it is named. A pool's cost is shared out over its rows
+        by output tokens.
 
         What a pool without output cost stands under the empty label.
         """
         grouped: dict[str, list[GoodputRow]] = {}
-        for row in shared_out(self._within(width_s, start_s, windows)):
+        rows = self._within(width_s, start_s, windows)
+        for row in shared_out([row for row in rows if not pool or row.pool == pool]):
             grouped.setdefault(getattr(row, label), []).append(row)
         return {name: _added(rows, width_s * windows) for name, rows in sorted(grouped.items())}
 
@@ -132,12 +138,12 @@ class GoodputTable:
         ]
 
     def _forget(self) -> None:
-        """Amortised: looks at all rows once a tenth of KEPT_S."""
-        if self._newest_s < self._forgot_s + KEPT_S / 10:
+        """Amortised: looks at all rows once a tenth of that time."""
+        if self._newest_s < self._forgot_s + self._kept_s / 10:
             return
         self._forgot_s = self._newest_s
         for rows in self._rows.values():
-            for key in [key for key in rows if key.start_s + key.width_s < self._newest_s - KEPT_S]:
+            for key in [key for key in rows if key.start_s + key.width_s < self._newest_s - self._kept_s]:
                 del rows[key]
 
 

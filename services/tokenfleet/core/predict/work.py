@@ -37,6 +37,21 @@ def prefill_work_s(
     )
 
 
+def request_work_s(uncached: int, prompt_tokens: int, output_tokens: float, model: Model) -> float:
+    """GPU seconds of a request by the policy's coefficients: its prefill, and each token of its output at what a token
+    of a full iteration takes."""
+    c = prior_coefficients(model, factor=1.0)
+    work_s = prefill_work_s(
+        uncached,
+        prompt_tokens - uncached,
+        decoding=0.0,
+        context_tokens=0.0,
+        coefficients=c,
+        budget_tokens=model.budget_tokens,
+    )
+    return work_s + output_tokens * (c.c0_s / model.budget_tokens + c.a_s + c.d_s * prompt_tokens)
+
+
 def prefill_iterations(uncached: int, *, decoding: float, budget_tokens: int) -> int:
     """Iterations that a prefill takes: each leaves the budget less one token a decoding sequence, at least one."""
     return math.ceil(uncached / max(budget_tokens - decoding, 1.0))

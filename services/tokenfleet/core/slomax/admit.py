@@ -1,9 +1,9 @@
 """SLOMax: may this request run now, wait, come later, or not at all?
 
 Checks in order, the first that fails answers: the tenant's class and model, instances, context length, quota, deadline,
-the class's concurrent requests and its backlog where it has no queue, the feasibility gate where the policy has one.
-Only the first two hold when the product is switched off: they are rights, not load. Failure mode: closed for rights,
-open for load: a wait, KV size or age that nobody knows refuses nothing.
+the class's concurrent requests, its backlog and its share of the pool where it has no queue, the feasibility gate where
+the policy has one. Only the first two hold when the product is switched off: they are rights, not load. Failure mode:
+closed for rights, open for load: a wait, KV size or age that nobody knows refuses nothing.
 """
 
 from random import Random
@@ -75,6 +75,7 @@ def admit(
     queues: bool = False,
     kept: Kept = NOTHING_KEPT,
     kept_free: str = "",
+    full: str = "",
     gate: Gate | None = None,
     rtt_s: float = 0.0,
     output_q50_tokens: float,
@@ -87,9 +88,9 @@ def admit(
     `held` requests of the class wait to be bound to an instance of the pool: they have their places among its running.
     `held_s` is the work of all that are held and go before it, `rtt_s` the way to the client; both are for the `gate`,
     None where it is not to be asked. `queues`: what finds no room waits in the queue of its class. `kept` are places of
-    others, who were told to come again, `kept_free` says why the request must leave room. Output estimates are
-    learned ones, cut here at the caller's budget. `rng` spreads Retry-After. Raises UnknownModelError and
-    UnknownTenantError for names that the policy lacks.
+    others, who were told to come again, `kept_free` says why the request must leave room, `full` why its class may take
+    no more of the pool now. Output estimates are learned ones, cut here at the caller's budget. `rng` spreads
+    Retry-After. Raises UnknownModelError and UnknownTenantError for names that the policy lacks.
     """
     terms = policy.classes[classified.request_class]
     evidence = Admission(
@@ -130,7 +131,9 @@ def admit(
     if queues:
         ruling = Ruling(verdict="admit", admission=evidence)
     else:
-        ruling = _by_load(evidence, room, terms, policy, kept=kept, kept_free=kept_free, slack_s=slack_s, rng=rng)
+        ruling = _by_load(
+            evidence, room, terms, policy, kept=kept, kept_free=kept_free, full=full, slack_s=slack_s, rng=rng
+        )
     if gate is None or ruling.verdict != "admit":
         return ruling
     ahead = _ahead(request, evidence, room, terms, pool, held_s=held_s, rtt_s=rtt_s)
@@ -158,6 +161,7 @@ def _by_load(
     *,
     kept: Kept,
     kept_free: str,
+    full: str,
     slack_s: float | None,
     rng: Random,
 ) -> Ruling:
@@ -173,6 +177,8 @@ def _by_load(
         free_in_s = wait_s + room.work_s - terms.backlog_max_s  # an instance drains 1 s a second
     elif kept_free:
         problem, free_in_s = kept_free, _first_end_s(room)
+    elif full:
+        problem, free_in_s = full, _first_end_s(room)
     else:
         return Ruling(verdict="admit", admission=evidence)
     if terms.ttft_s is None and slack_s is not None and slack_s * DEFER_SLACK_SHARE > policy.slomax.retry_after_max_s:

@@ -8,7 +8,7 @@ back what cost throughput.
 
 One `Controller` a pool, in the one process that owns it. Give each closed `Window` to `advance` once, in order; publish
 the revision that comes back, to those who enforce it and to the audit, and say `applied` when they do. After a restart
-give the last published revision to `restored`.
+give the last published revision to `restored`; what somebody else published is told by `follow`.
 """
 
 from collections import deque
@@ -17,16 +17,8 @@ from itertools import islice
 from msgspec import Struct
 
 from tokenfleet.core.slomax.attainment import Attainment, ClassWindow
-from tokenfleet.core.slomax.shares import (
-    Kind,
-    Setting,
-    ShareRevision,
-    directions,
-    one_moved,
-    projected,
-    static_setting,
-)
-from tokenfleet.core.slomax.terms import ControllerPolicy
+from tokenfleet.core.slomax.shares import Kind, ShareRevision, directions, one_moved, projected
+from tokenfleet.core.slomax.terms import ControllerPolicy, Setting
 
 CHANGES_KEPT = 60  # that may be reverted
 
@@ -34,8 +26,9 @@ CHANGES_KEPT = 60  # that may be reverted
 class Window(Struct, frozen=True, kw_only=True):
     """What one pool delivered in a closed window of event time.
 
-    `ready` are the instances that could serve, `utilisation` is the pool's ρ. `residual_ratio` is the median of actual
-    over predicted time to first token, None without any.
+    `ready` are the instances that could serve, `utilisation` is how much of what the ceiling bounds is in use, `queued`
+    how many placed requests have no first token at its end. `residual_ratio` is the median of actual over predicted
+    time to first token, None without any.
     """
 
     start_s: float
@@ -44,6 +37,7 @@ class Window(Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
     waste_tokens: int = 0
     ready: int = 0
+    queued: int = 0
     utilisation: float = 0.0
     residual_ratio: float | None = None
 
@@ -69,7 +63,7 @@ class Controller:
 
     def __init__(self, pool: str, terms: ControllerPolicy) -> None:
         self.terms = terms
-        self.setting = static_setting(terms)
+        self.setting = terms.static()
         self._pool = pool
         self._number = 0
         self._applied_s: float | None = 0.0  # None: a change is in flight
@@ -81,32 +75,45 @@ class Controller:
         self._reversed_s = self._ceiling_reversed_s = self._reverted_s = float("-inf")
         self._slow_windows = 0
 
-    def follow(self, terms: ControllerPolicy) -> None:
-        """Another policy is in force. Other classes put its static shares into force with the next window."""
+    def follow(self, terms: ControllerPolicy, *, setting: Setting | None = None, at_s: float = 0.0) -> None:
+        """Somebody else's policy is in force since `at_s`, with this `setting` of the pool, by default the present one:
+        the base from which it goes on. Other classes put its static shares into force with the next window."""
         self.terms = terms
+        self.setting = setting or self.setting
+        self._applied_s = at_s
+        self._forget()
 
-    def restored(self, revision: ShareRevision) -> None:
-        """The pool's last revision, published before a restart; it counts as in force."""
-        self.setting, self._number = revision.new, revision.number
+    def restored(self, revision: ShareRevision, *, at_s: float) -> None:
+        """The pool's last revision, in force since `at_s`, published before a restart. It may have been a turn."""
+        self.setting, self._number, self._applied_s = revision.new, revision.number, at_s
+        self._directions = directions(revision.old.shares, revision.new.shares)
+        self._ceiling_direction = _sign(revision.new.ceiling - revision.old.ceiling)
+        self._reversed_s = self._ceiling_reversed_s = revision.at_s
+        if revision.kind == "revert":
+            self._reverted_s = revision.at_s
 
     def applied(self, number: int, at_s: float) -> None:
         """Those who enforce it have taken the revision up, at this event time."""
         if number == self._number and self._applied_s is None:
             self._applied_s = at_s
 
-    def advance(self, window: Window, *, lag_s: float) -> Step:
-        """`lag_s` is how far the watermark is behind the present. A window that came before is ignored."""
+    def advance(self, window: Window, *, lag_s: float, frozen: str = "") -> Step:
+        """`lag_s` is how far the watermark is behind the present. A window that came before is ignored. `frozen` says
+        why nothing may be published now, if so."""
         last = self._windows[-1] if self._windows else None
         if last is not None and window.start_s <= last.start_s:
             return Step(held="this window has been seen")
         self._windows.append(window)
         while self._windows[0].start_s < window.start_s - self.terms.baseline_s:
             self._windows.popleft()
-        if not self.terms.enabled or self.setting.shares.keys() != self.terms.classes.keys():
-            return self._static(window)
-        if frozen := self._frozen(window, last, lag_s):
+        if frozen:
             self._slow_windows = 0
             return Step(held=frozen)
+        if not self.terms.enabled or self.setting.shares.keys() != self.terms.classes.keys():
+            return self._static(window)
+        if unsure := self._unsure(window, last, lag_s):
+            self._slow_windows = 0
+            return Step(held=unsure)
         if self._applied_s is None:
             return Step(held=f"revision {self._number} is in flight")
         if window.start_s < self._applied_s:  # its outcomes tell of two settings; what was offered depends on neither
@@ -119,18 +126,22 @@ class Controller:
 
     def _static(self, window: Window) -> Step:
         """The kill switch, or other classes than before."""
-        static = static_setting(self.terms)
+        static = self.terms.static()
         off = not self.terms.enabled
         if self.setting == static:
             return Step(held="switched off")
-        self._attainment = Attainment()
-        self._changes.clear()
         why = "switched off: the policy's static shares" if off else "the policy shares this pool out otherwise"
         step = self._change(window, static, "static", why)
-        self._directions, self._ceiling_direction = {}, 0  # somebody else's change is no turn of ours
+        self._forget()
         return step
 
-    def _frozen(self, window: Window, last: Window | None, lag_s: float) -> str:
+    def _forget(self) -> None:
+        """Somebody else's change is no turn of ours, and what was known tells of another setting."""
+        self._attainment = Attainment()
+        self._changes.clear()
+        self._directions, self._ceiling_direction, self._slow_windows = {}, 0, 0
+
+    def _unsure(self, window: Window, last: Window | None, lag_s: float) -> str:
         """Why no conclusion can be drawn from this window, empty if one can."""
         if lag_s > 2 * window.width_s:
             return f"the watermark is {lag_s:.0f} s behind"
@@ -246,7 +257,7 @@ class Controller:
         if shortfall > terms.dead_band and waste > terms.waste_max and now > terms.ceiling_min:
             ceiling = max(now * terms.ceiling_cut, terms.ceiling_min)
             return ceiling, f"admitted work is {shortfall:.1%} under its target and {waste:.1%} of the output is waste"
-        waiting = sum(each.waiting for each in window.classes.values())
+        waiting = window.queued + sum(each.waiting for each in window.classes.values())
         if shortfall <= terms.dead_band and waiting and window.utilisation < now:
             return min(now + terms.ceiling_step, terms.ceiling_max), f"on target, {waiting} wait"
         return now, ""
@@ -275,7 +286,7 @@ class Controller:
             self._ceiling_reversed_s = window.end_s
         self._directions |= directions(self.setting.shares, new.shares)
         rise = new.ceiling - self.setting.ceiling
-        self._ceiling_direction = (rise > 0.0) - (rise < 0.0) or self._ceiling_direction
+        self._ceiling_direction = _sign(rise) or self._ceiling_direction
         self._number += 1
         revision = ShareRevision(
             pool=self._pool,
@@ -291,6 +302,10 @@ class Controller:
         self.setting, self._applied_s, self._slow_windows = new, None, 0
         self._attainment.begin_anew()
         return Step(revision=revision)
+
+
+def _sign(value: float) -> int:
+    return (value > 0.0) - (value < 0.0)
 
 
 def _alike(one: Window, other: Window, *, within: float) -> bool:

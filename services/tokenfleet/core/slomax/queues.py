@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from tokenfleet.core.asked import Turn
 from tokenfleet.core.decision import Place
 from tokenfleet.core.goodput.judge import attained_of
-from tokenfleet.core.policy import ClassQueue, PacingPolicy, Policy, RequestClass
+from tokenfleet.core.policy import ClassQueue, Policy, RequestClass
 from tokenfleet.core.pool import PoolView
 from tokenfleet.core.predict.work import decode_iteration_s
 from tokenfleet.core.records import OutcomeEvent
@@ -30,6 +30,7 @@ from tokenfleet.core.slomax.fair import Waiting as InLine
 from tokenfleet.core.slomax.floor import Floor
 from tokenfleet.core.slomax.iterations import Iterations
 from tokenfleet.core.slomax.line import Line
+from tokenfleet.core.slomax.order import first_rank, is_late, is_overdue, latest_start_s, rank_of
 from tokenfleet.core.slomax.pacing import Pace, has_room, open_to, pace_of, price_s, reserved_of
 from tokenfleet.core.slomax.quota import entry_of
 from tokenfleet.core.slomax.usage import Usage
@@ -37,7 +38,6 @@ from tokenfleet.core.slomax.waits import Waits
 from tokenfleet.core.tokenpilot.cost import dense_work_s
 from tokenfleet.core.tokenpilot.held import Call, Look, Waiting
 
-OUTPUT_TOKEN_S = 0.06  # assumed of an output token when a deadline is counted back
 CHARGES_MAX = 100_000  # what runs of one pool; the oldest is taken for as long as predicted
 
 
@@ -94,7 +94,7 @@ class Queues:
         waiting.latest_start_s = latest_start_s(waiting, terms)
         waiting.joined_ns = self.virtual_ns(waiting.request_class, policy, before_ns=waiting.standing.virtual_ns)
         tenant = entry_of(waiting.request.tenant, policy)
-        rank = _rank(waiting, terms.queue, policy.slomax.pacing)
+        rank = rank_of(waiting, terms.queue, policy.slomax.pacing)
         line = self._lines.setdefault(waiting.request_class, Line())
         line.put(waiting, rank, tenant)
         waiting.position = _position(line, waiting.call, terms.queue, now_s)
@@ -228,7 +228,7 @@ class Queues:
         self, name: str, pace: Pace, terms: RequestClass, policy: Policy, waiting: Waiting, now_s: float
     ) -> bool:
         """Whether any instance is open to the least of requests; a late or overdue one goes in any case."""
-        if _is_late(waiting, terms.queue, now_s) or _is_overdue(waiting, now_s):
+        if is_late(waiting, terms.queue, now_s) or is_overdue(waiting, now_s):
             return True
         queued = pace.pool.columns.classes_queued.get(name)
         slack_s = waiting.latest_start_s - now_s
@@ -276,7 +276,7 @@ class Queues:
 
     def _in_order(self, line: Line, name: str, policy: Policy, now_s: float, tenants: Set[str]) -> list[Waiting]:
         """The first of these tenants in line: tenants by their fair shares, each one's by the order of the class."""
-        most, first = policy.slomax.pacing.planned_max, _first_rank(policy.classes[name].queue, now_s)
+        most, first = policy.slomax.pacing.planned_max, first_rank(policy.classes[name].queue, now_s)
         heads = [(tenant, its) for tenant, its in line.by_tenant(most, rank=first) if tenant in tenants]
         if not heads:
             return []
@@ -331,8 +331,8 @@ class Queues:
         work_s = dense_work_s(np.array([[prompt_tokens]]), waiting.hits[None, :], pool)[0]
         uncached = np.maximum(prompt_tokens - waiting.hits, 1.0)
         iterations = np.ceil(uncached / pool.budget_tokens)
-        overdue = _is_overdue(waiting, now_s)
-        late = _is_late(waiting, queue, now_s) and not overdue
+        overdue = is_overdue(waiting, now_s)
+        late = is_late(waiting, queue, now_s) and not overdue
         queued = pool.columns.classes_queued.get(waiting.request_class)
         slack_s = waiting.latest_start_s - now_s
         allowed = open_to(pace, queue, queued, work_s, iterations, slack_s=slack_s, terms=pacing)
@@ -361,34 +361,7 @@ def _as_filling(terms: RequestClass, policy: Policy) -> RequestClass:
 
 
 def _position(line: Line, call: Call, queue: ClassQueue, now_s: float) -> int:
-    return 1 + line.before(call, rank=_first_rank(queue, now_s))
-
-
-def _first_rank(queue: ClassQueue, now_s: float) -> float | None:
-    """The rank that goes first: guarded requests that can still make it go before those that can't."""
-    return now_s if queue.role == "guarded" else None
-
-
-def _is_overdue(waiting: Waiting, now_s: float) -> bool:
-    """It has waited for as long as its gateway can."""
-    return now_s - waiting.since_s >= waiting.request.wait_max_s
-
-
-def _is_late(waiting: Waiting, queue: ClassQueue, now_s: float) -> bool:
-    """A reserving request past its latest start: its large prefill would gain nothing and cost the others."""
-    return queue.role == "reserving" and now_s > waiting.latest_start_s
-
-
-def latest_start_s(waiting: Waiting, terms: RequestClass) -> float:
-    """When its prefill must begin at the latest to meet what is agreed, on the clock of `since_s`; else ∞."""
-    request = waiting.request
-    arrived_s = waiting.since_s - request.elapsed_s
-    first_s = terms.ttft_max_s(request.prompt_tokens)
-    start_s = np.inf if first_s is None else arrived_s + first_s - waiting.work_s
-    deadline_s = request.deadline_s if request.deadline_s is not None else terms.deadline_s
-    if deadline_s is None:
-        return start_s
-    return min(start_s, arrived_s + deadline_s - waiting.work_s - waiting.output_tokens * OUTPUT_TOKEN_S)
+    return 1 + line.before(call, rank=first_rank(queue, now_s))
 
 
 def output_price_s(pool: PoolView) -> float:
@@ -397,10 +370,3 @@ def output_price_s(pool: PoolView) -> float:
     context_tokens = float(np.nan_to_num(pool.columns.context_tokens).mean()) if len(pool) else 0.0
     step_s = decode_iteration_s(decoding=decoding, context_tokens=context_tokens, coefficients=pool.coefficients)
     return step_s / decoding
-
-
-def _rank(waiting: Waiting, queue: ClassQueue, pacing: PacingPolicy) -> float:
-    """Least first, on the clock of `since_s`."""
-    if queue.role == "reserving":
-        return waiting.came_s + pacing.ageing * waiting.work_s
-    return waiting.latest_start_s

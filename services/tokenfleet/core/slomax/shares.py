@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from tokenfleet.core.slomax.terms import ClassShare, ControllerPolicy
+from tokenfleet.core.slomax.terms import ClassShare, Setting
 
 BISECTIONS = 60  # of a range of 2: to 2e-18
 MOVED_MIN = 0.002  # a share that moves by less stays
@@ -14,14 +14,7 @@ MOVED_MIN = 0.002  # a share that moves by less stays
 Kind = Literal["step", "revert", "static"]
 
 
-class Setting(Struct, frozen=True, kw_only=True):
-    """The shares of the classes, which add up to 1, and the admission ceiling: the utilisation that is admitted to."""
-
-    shares: dict[str, float]
-    ceiling: float
-
-
-class ShareRevision(Struct, frozen=True, kw_only=True, tag="shares"):
+class ShareRevision(Struct, frozen=True, kw_only=True):
     """A change of one pool's setting, for those who enforce it and for the audit.
 
     `number` counts the pool's revisions from 1, `at_s` is the event time up to which outcomes were seen. `kind`: a
@@ -35,11 +28,6 @@ class ShareRevision(Struct, frozen=True, kw_only=True, tag="shares"):
     old: Setting
     new: Setting
     why: str
-
-
-def static_setting(terms: ControllerPolicy) -> Setting:
-    """The policy's own."""
-    return Setting(shares={name: each.share for name, each in terms.classes.items()}, ceiling=terms.ceiling)
 
 
 def projected(

@@ -120,8 +120,11 @@ class ReservePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class ClassShare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A class's part of a pool: `share` to start with and when the controller is off, never outside of [`floor`,
-    `ceiling`]; `target` is the attainment that the controller holds it to."""
+    """A class's part of a pool, of its KV tokens and GPU seconds: `share` to start with and when the controller is off,
+    never outside of [`floor`, `ceiling`]; `target` is the attainment that the controller holds it to.
+
+    What of its share a class does not use is lent to others, but for its floor (core/slomax/lending.py).
+    """
 
     share: Share
     floor: Share = 0.05
@@ -129,10 +132,18 @@ class ClassShare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     target: Share = 0.98
 
 
+class Setting(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The shares of the classes, which add up to 1, and the admission ceiling: the use that is admitted to."""
+
+    shares: dict[str, Share]
+    ceiling: Share
+
+
 class ControllerPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How shares and admission ceiling of a pool follow what was delivered (core/slomax/controller.py).
 
-    `enabled` is the kill switch: off means the static shares and ceiling. `classes` empty: nothing is shared out. One
+    `enabled` is the kill switch: off means the static shares and ceiling. `classes` empty: nothing is shared out.
+    `pools` is what the controller has made of them, pool by pool; it writes that part of the file. One
     step moves a share by clip(`gain` · e + `gain_sum` · Σe, ± `step_max`), e being target − attainment beyond
     `dead_band`. `drift_max`: outcomes may take so many times their prediction, or the inverse.
 
@@ -144,6 +155,7 @@ class ControllerPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     enabled: bool = False
     classes: dict[str, ClassShare] = {}
+    pools: dict[str, Setting] = {}
     slots: Annotated[int, Meta(ge=0)] = 0
     slot_hold: Share = 0.3
     slot_full: Share = 0.6
@@ -169,6 +181,15 @@ class ControllerPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     baseline_s: Positive = 600.0
     load_tolerance: Share = 0.1
     reverted_hold_s: NonNegative = 300.0
+
+    def setting(self, pool: str) -> Setting:
+        """How the pool is shared out now."""
+        moved = self.pools.get(pool) if self.enabled else None
+        return self.static() if moved is None or moved.shares.keys() != self.classes.keys() else moved
+
+    def static(self) -> Setting:
+        """The policy's own setting, of every pool that the controller has not moved."""
+        return Setting(shares={name: each.share for name, each in self.classes.items()}, ceiling=self.ceiling)
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -226,6 +247,11 @@ def share_problems(terms: ControllerPolicy, classes: Collection[str]) -> list[st
     ]
     if shares and abs(sum(each.share for each in shares.values()) - 1.0) > 1e-6:
         problems.append("slomax.controller.classes: the shares don't add up to 1")
+    problems += [
+        f"slomax.controller.pools.{pool}: the shares don't add up to 1"
+        for pool, each in terms.pools.items()
+        if each.shares and abs(sum(each.shares.values()) - 1.0) > 1e-6
+    ]
     if not terms.ceiling_min <= terms.ceiling <= terms.ceiling_max:
         problems.append("slomax.controller: the ceiling is not between its least and its greatest")
     return problems

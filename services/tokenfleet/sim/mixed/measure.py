@@ -39,7 +39,7 @@ class Result(Struct, frozen=True, kw_only=True):
     over the window, idle or not. In percentiles a request that never got there is infinitely late. `bulk_end_s` is the
     time from each bulk's beginning to the end of its last batch job, None where one never ended. `rho` is the offered
     prefill work without caches, a second and instance. `allowance` tells how the number was moved by which SLOMax
-    trades long against chat, None where nothing does.
+    trades long against chat, `share_of_chat` how the controller moved the pool's shares, None where nothing does.
     """
 
     seed: int
@@ -70,7 +70,9 @@ class Result(Struct, frozen=True, kw_only=True):
     hit_ratio: float
     requests_per_cpu_s: float
     demand: str = ""
+    shares: str = "none"
     allowance: Control | None = None
+    share_of_chat: Control | None = None
 
 
 def by_class(served: Sequence[Served]) -> dict[str, list[Served]]:

@@ -9,16 +9,16 @@ from msgspec.structs import replace
 from tokenfleet.core.errors import PolicyError
 from tokenfleet.core.goodput.cost import HOUR_S, cost_per_million
 from tokenfleet.core.policy import Policy
-from tokenfleet.sim.control import Control
 from tokenfleet.sim.demand import demand_named
 from tokenfleet.sim.fleet import Fleet, FleetTerms
 from tokenfleet.sim.links import Links
 from tokenfleet.sim.measure import prefill_s
 from tokenfleet.sim.mixed.accounts import Accounts
-from tokenfleet.sim.mixed.allowances import Allowances, control_of_allowance
+from tokenfleet.sim.mixed.allowances import Allowances, control_of_allowance, control_of_share
 from tokenfleet.sim.mixed.designs import design_named
 from tokenfleet.sim.mixed.measure import Result, Throughput, bulk_ends_s, by_class, counts, percentiles
 from tokenfleet.sim.mixed.service_levels import BATCH_DEADLINE_S, mixed_policy
+from tokenfleet.sim.mixed.sharing import Shares, shared
 from tokenfleet.sim.mixed.workload import LEN_S, tenant_name, workload
 from tokenfleet.sim.profiles import Profile, load_profile
 from tokenfleet.sim.router import MakeRouter
@@ -32,7 +32,7 @@ TOKEN_BUDGET = 2_048  # of an engine's step: a full one takes about as long as c
 class MixedOptions(Struct, frozen=True, kw_only=True):
     """One run. `load` 1 is what the fleet can just serve; it is that of all `tenants`, of whom the first then sends
     `flood` times its chat. `demand` moves the chat stream, "" leaves it as it was recorded. `policy` None: the usual
-    service levels.
+    service levels. `shares` is how the classes share the pool's KV (mixed.sharing); designs without a `Site` know none.
 
     `make_router` is taken instead of the design's own and keeps its name. `prior_factor` and `learning` are what a
     router starts from and whether outcomes teach it (router.Setup). `event_delay_s` is that of placements,
@@ -47,6 +47,7 @@ class MixedOptions(Struct, frozen=True, kw_only=True):
     tenants: int = 1
     flood: float = 1.0
     demand: str = ""
+    shares: str = "none"
     seed: int = 1
     gateways: int = 1
     event_delay_s: float = 0.02
@@ -88,8 +89,9 @@ def run_mixed(
     policy = options.policy or mixed_policy(
         profile, prior_factor=options.prior_factor, learning=options.learning, tenants=names
     )
+    policy = shared(policy, options.shares)
     demand = demand_named(options.demand, seed=options.seed) if options.demand else None
-    allowances = Allowances()
+    overseer = Shares(policy) if options.shares == "controlled" else Allowances()
     rows = workload(
         load=options.load,
         instances=options.instances,
@@ -107,16 +109,24 @@ def run_mixed(
     began_s = cpu_s()
     fleet = Fleet(
         _terms(options, profile, policy),
-        allowances.watching(make_router),
+        overseer.watching(make_router),
         seed=options.seed,
         lessons_policy=policy if options.learning else None,
-        overseer=allowances,
+        overseer=overseer,
     )
+    if options.shares != "none" and not overseer.pilots:
+        raise PolicyError(f"--shares {options.shares}: {options.design} shares nothing out between classes")
     served = fleet.serve(rows, progress=progress)
     spent_s = cpu_s() - began_s
     accounts = Accounts(served, policy)
-    control = control_of_allowance(allowances.series, demand, until_s=LEN_S) if allowances.series else None
-    result = _result(options, served, accounts, profile, policy, control, spent_s=spent_s)
+    allowance = control_of_allowance(overseer.allowed, demand, until_s=LEN_S) if overseer.allowed else None
+    result = replace(
+        _result(options, served, accounts, profile, policy, spent_s=spent_s),
+        allowance=allowance,
+        share_of_chat=control_of_share(overseer.share_of_chat, demand, until_s=LEN_S)
+        if isinstance(overseer, Shares)
+        else None,
+    )
     return MixedRun(result=result, profile=profile, accounts=accounts, served=served)
 
 
@@ -170,7 +180,6 @@ def _result(
     accounts: Accounts,
     profile: Profile,
     policy: Policy,
-    control: Control | None,
     *,
     spent_s: float,
 ) -> Result:
@@ -211,5 +220,5 @@ def _result(
         hit_ratio=sum(each.cached_tokens for each in served) / prompt_tokens if prompt_tokens else 0.0,
         requests_per_cpu_s=len(served) / max(spent_s, 1e-9),
         demand=options.demand,
-        allowance=control,
+        shares=options.shares,
     )

@@ -49,7 +49,11 @@ def _notes(result: Result) -> list[str]:
         f"cost {'-' if cost is None else f'{cost:.3f}'} per million goodput tokens; bulks of batch took {bulks} s",
         f"ρ {result.rho:.2f}, hits {result.hit_ratio:.1%}; {result.requests_per_cpu_s:,.0f} requests simulated a "
         "second of the processor",
-        *([control_words(result.allowance, minutes=result.window_s / 60.0)] if result.allowance else []),
+        *(
+            control_words(each, minutes=result.window_s / 60.0)
+            for each in (result.allowance, result.share_of_chat)
+            if each
+        ),
     ]
 
 

@@ -10,7 +10,7 @@ from tokenfleet.core.goodput.partition import PartitionGoodput
 from tokenfleet.core.goodput.table import GoodputSums, GoodputTable
 from tokenfleet.core.policy import Policy
 from tokenfleet.core.predict.output import OutputTable
-from tokenfleet.core.predict.work import prefill_work_s, prior_coefficients
+from tokenfleet.core.predict.work import request_work_s
 from tokenfleet.core.records import OutcomeEnvelope, OutcomeEvent
 from tokenfleet.core.site import pool_name
 from tokenfleet.core.slomax.attainment import ClassWindow
@@ -116,18 +116,6 @@ class Following:
 
 
 def predicted_s(request: Request, policy: Policy) -> float:
-    """GPU seconds of a request: its prefill with nothing cached, and each token of its likely output at what a token
-    of a full iteration takes."""
+    """GPU seconds of a request with nothing cached and its likely output."""
     _, output_tokens, _ = estimated(request, policy, OutputTable())
-    model = policy.model(request.model)
-    coefficients = prior_coefficients(model, factor=1.0)
-    work_s = prefill_work_s(
-        request.prompt_tokens,
-        0,
-        decoding=0.0,
-        context_tokens=0.0,
-        coefficients=coefficients,
-        budget_tokens=model.budget_tokens,
-    )
-    c = coefficients
-    return work_s + output_tokens * (c.c0_s / model.budget_tokens + c.a_s + c.d_s * request.prompt_tokens)
+    return request_work_s(request.prompt_tokens, request.prompt_tokens, output_tokens, policy.model(request.model))

@@ -1,0 +1,1 @@
+../../../migrations/0005_share_changes.sql
