@@ -274,6 +274,15 @@ def test_after_a_revert_nothing_is_tried_for_five_minutes() -> None:
     assert [i for i, step in enumerate(steps) if step.revision is not None][:1] == [29]
 
 
+def test_a_revert_says_nothing_of_another_load() -> None:
+    controller = made()
+    start_s = after_a_change(controller)
+    told(controller, *[window(start_s + 10.0 * i, output_tokens=94_000) for i in range(3)])
+    more = ClassWindow(met=0, missed=100, offered_s=80.0)
+    steps = told(controller, *[window(start_s + 30.0 + 10.0 * i, chat=more) for i in range(10)])
+    assert [i for i, step in enumerate(steps) if step.revision is not None][:1] == [5]  # a minute after it turned back
+
+
 @pytest.mark.parametrize(
     "facts",
     [

@@ -73,6 +73,7 @@ class Controller:
         self._directions: dict[str, int] = {}
         self._ceiling_direction = 0
         self._reversed_s = self._ceiling_reversed_s = self._reverted_s = float("-inf")
+        self._reverted_on: Window | None = None  # what was offered when a step was last taken back
         self._slow_windows = 0
 
     def follow(self, terms: ControllerPolicy, *, setting: Setting | None = None, at_s: float = 0.0) -> None:
@@ -178,13 +179,13 @@ class Controller:
         if self._slow_windows < self.terms.throughput_windows or late:
             return Step(held=f"{told}; {late or 'watched'}")
         self._changes.pop()
-        self._reverted_s = window.end_s
+        self._reverted_s, self._reverted_on = window.end_s, window
         self._attainment = Attainment()
         return self._change(window, change.old, "revert", told)
 
     def _step(self, window: Window) -> Step:
-        if window.end_s - self._reverted_s < self.terms.reverted_hold_s:
-            return Step(held="a step was reverted a short while ago")
+        if self._repeats_itself(window):
+            return Step(held="a step was reverted at this load a short while ago")
         now = self.setting
         shares, told = self._shares(window)
         if not directions(now.shares, shares):
@@ -197,6 +198,12 @@ class Controller:
         new = Setting(shares=shares, ceiling=ceiling)
         why = "; ".join(filter(None, (told, told_ceiling))) or "on target"
         return Step(held=why) if new == now else self._change(window, new, "step", why)
+
+    def _repeats_itself(self, window: Window) -> bool:
+        """Whether a step would be tried again too soon: as much is offered to each class as when one was reverted."""
+        recent = window.end_s - self._reverted_s < self.terms.reverted_hold_s
+        on = self._reverted_on
+        return recent and (on is None or _alike(on, window, within=self.terms.load_tolerance))
 
     def _shares(self, window: Window) -> tuple[dict[str, float], str]:
         """What the shares should be, and the attainments that say so."""

@@ -145,7 +145,9 @@ class ControllerPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `enabled` is the kill switch: off means the static shares and ceiling. `classes` empty: nothing is shared out.
     `pools` is what the controller has made of them, pool by pool; it writes that part of the file. One
     step moves a share by clip(`gain` · e + `gain_sum` · Σe, ± `step_max`), e being target − attainment beyond
-    `dead_band`. `drift_max`: outcomes may take so many times their prediction, or the inverse.
+    `dead_band`. `drift_max`: outcomes may take so many times their prediction, or the inverse. A step that was
+    reverted is not followed by another for `reverted_hold_s` while as much is offered to each class, give or take
+    `load_tolerance` of all.
 
     `slots`: the pool is shared out in so many, of which one changes hands at a time; 0: in any parts. Slots follow
     what is offered, before anybody misses: the work of the last `offered_s`, and what waits as if it were to be worked
