@@ -25,7 +25,16 @@ from tokenfleet.core.ledger import Ledger
 from tokenfleet.core.policy import parse_policy
 from tokenfleet.core.records import Order
 from tokenfleet.core.shard.fence import Fence
-from tokenfleet.core.shard.records import At, Grant, GrantUnused, Lease, ShardClaim, TicketsWithdrawn, pool_book
+from tokenfleet.core.shard.records import (
+    At,
+    Grant,
+    GrantUnused,
+    Lease,
+    ShardClaim,
+    TicketEnded,
+    TicketsWithdrawn,
+    pool_book,
+)
 from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2, outcomes_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
 POOL = pool_book("small-chat@b")
@@ -187,7 +196,8 @@ class Log:
         return most
 
     def granted_twice(self) -> list[str]:
-        """Tickets that got a grant while another grant of theirs was neither given back nor withdrawn."""
+        """Tickets that got a grant while another grant of theirs was neither given back, withdrawn nor long over: a
+        ticket ends unheard after 10 s, its grant after 2."""
         out: dict[str, Order] = {}
         twice: list[str] = []
         for record in self.standing():
@@ -195,7 +205,7 @@ class Log:
                 case Grant(ticket=ticket, grant=grant):
                     if out.setdefault(ticket, grant) != grant:
                         twice.append(ticket)
-                case GrantUnused(ticket=ticket):
+                case GrantUnused(ticket=ticket) | TicketEnded(ticket=ticket, why="unheard"):
                     out.pop(ticket, None)
                 case TicketsWithdrawn(tickets=tickets):
                     for ticket in tickets:

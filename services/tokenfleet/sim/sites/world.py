@@ -81,6 +81,8 @@ class World:
         self.dispatchers = [
             [self._dispatcher(origin, number) for number in range(terms.replicas)] for origin in range(terms.origins)
         ]
+        if terms.design == IDEAL:  # who knows all knows of all requests too
+            self.dispatchers = [[self.dispatchers[0][0]] * terms.replicas] * terms.origins
         self._envelopes = [[0] * terms.replicas for _ in self.origins]
 
     def serve(self, rows: Sequence[TraceRow], *, progress: Callable[[float], None] | None = None) -> list[Trip]:
@@ -152,9 +154,8 @@ class World:
     def overheard(self, site: str, record: Record, now_s: float) -> None:
         """A site's own record, as it is made."""
         if isinstance(record, CapacityShard | KvDelta | KvSnapshot):
-            for replicas in self.dispatchers:
-                for dispatcher in replicas:
-                    dispatcher.overheard(site, record, now_s)
+            for dispatcher in {id(each): each for replicas in self.dispatchers for each in replicas}.values():
+                dispatcher.overheard(site, record, now_s)
 
     def _summarise(self, now_s: float) -> None:
         self._numbers += 1
