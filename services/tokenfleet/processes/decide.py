@@ -96,7 +96,14 @@ async def run(settings: DecideSettings) -> None:
             sender,
             start=spool.start_count,
             partitions=counts.__getitem__,
-            ready=_once(lambda: _tables(followers)[0] and bool(followers) and _answered(site, shards)),
+            ready=_once(
+                lambda: (
+                    _tables(followers)[0]
+                    and bool(followers)
+                    and _answered(site, shards)
+                    and (desk.tickets is None or desk.tickets.asked)
+                )
+            ),
         )
         # Without a key of the site's, this life alone can read its tickets.
         key = secret_of(settings, "shard_secret") or secrets.token_bytes(32)
@@ -138,6 +145,8 @@ async def run(settings: DecideSettings) -> None:
                     watched(tasks, _share(site, shards), name="shard")
                     if site.policy.slomax.shard.enabled:
                         await shards.answered.wait()
+                if desk.tickets is not None:
+                    await desk.tickets.until_asked()
                 await server.serving(True)
                 log.info("decide %s/%s answers on %s", site.name, settings.replica, settings.listen)
 
