@@ -60,6 +60,7 @@ from tokenfleet.core.tokenpilot.rules import RULES
 log = logging.getLogger(__name__)
 
 ADVANCE_PERIOD_S: Final = 1.0
+LOST_TOLD_S: Final = 60.0  # several looks of whoever watches; for good, it would keep one out that answers all
 WRITTEN: Final = (PLACEMENTS, OUTCOMES, DECISIONS)
 
 BLOCKS_INDEXED = Gauge("tokenfleet_kv_blocks_indexed", "Canonical (block, instance) pairs in the prefix index")
@@ -124,7 +125,7 @@ async def run(settings: DecideSettings) -> None:
                 counts[topic.name] = await kafka.partitions(topic, site.name)
             followers += _followers(kafka, site)
             status.parts["tables"] = lambda: _tables(followers)
-            status.parts["spool"] = lambda: _spool(spool)
+            status.parts["spool"] = _spool_state(spool)
             if desk.tickets is not None:
                 status.parts["batch"] = desk.tickets.state
             status.parts["shard"] = lambda: _shard(site, shards)
@@ -292,9 +293,19 @@ def _tables(followers: list[Follower[Any]]) -> tuple[bool, str]:
     return not behind, "; ".join(behind) or "all read to their end"
 
 
-def _spool(spool: Spool) -> tuple[bool, str]:
-    lost = sum(spool.lost.values())
-    return not lost, f"{spool.records} records wait" + (f", {lost} were lost for want of room" if lost else "")
+def _spool_state(spool: Spool, *, clock: Callable[[], float] = monotonic_s) -> Callable[[], tuple[bool, str]]:
+    """For /health: not ready when any record was lost since the last look, nor for LOST_TOLD_S after that."""
+    seen, seen_s = 0, float("-inf")
+
+    def look() -> tuple[bool, str]:
+        nonlocal seen, seen_s
+        lost = sum(spool.lost.values())
+        if lost > seen:
+            seen, seen_s = lost, clock()
+        told = f", {lost} were lost for want of room" if lost else ""
+        return clock() - seen_s >= LOST_TOLD_S, f"{spool.records} records wait{told}"
+
+    return look
 
 
 def _shard(site: Site, shards: PoolShards | None) -> tuple[bool, str]:
