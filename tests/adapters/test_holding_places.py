@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.adapters.desks import Office, event, request
+from tokenfleet.adapters.clock import monotonic_s
 from tokenfleet.client.gateway import Gateway
 from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2, scheduler_pb2, scheduler_pb2_grpc
 
@@ -28,6 +29,7 @@ class Line:
         self.port = port
         self.scheduler: Any = scheduler_pb2_grpc.SchedulerStub(channel)
         self.pilot: Any = scheduler_pb2_grpc.TokenPilotStub(channel)
+        self.fleet: Any = scheduler_pb2_grpc.FleetMindStub(channel)
 
     async def begin(self) -> None:
         asked = scheduler_pb2.RouteRequest(request=request("running", prompt_tokens=100_000))
@@ -87,6 +89,15 @@ async def test_a_stream_tells_the_place_in_line_as_it_moves_up_and_then_the_answ
         final = await second.read()
         assert (final.held, final.decision.verdict, final.decision.request) == (told.id, ADMIT, "r2")
         second.cancel()
+
+
+async def test_what_waits_in_class_queues_is_told_as_held_though_others_place_too() -> None:
+    async with line() as its:
+        call, _ = await its.ask("r1")
+        its.office.town.site.held.heard_another(monotonic_s())
+        told = await its.fleet.Sites(scheduler_pb2.SitesRequest())
+        assert (told.held, told.holds_none) == (1, "")
+        call.cancel()
 
 
 async def test_a_stream_that_is_closed_gives_its_places_up_at_once() -> None:

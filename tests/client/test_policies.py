@@ -9,7 +9,14 @@ from rich.console import Console
 
 from tests.test_cli import complaint
 from tokenfleet.adapters.policy_file import policy_text
-from tokenfleet.client.policies import arms_table, duration_s, history_table, share_of, status_lines
+from tokenfleet.client.policies import (
+    arms_table,
+    check_can_be_steered,
+    duration_s,
+    history_table,
+    share_of,
+    status_lines,
+)
 from tokenfleet.core.errors import BadRequestError
 from tokenfleet.core.revisions import ArmFigures, CanaryReport, PolicyLog, PolicyRevision, renumbered, rollback_to
 
@@ -33,6 +40,18 @@ def test_a_canary_that_can_not_be_tried_is_refused(tmp_path: Path) -> None:
     )
     file.write_text(policy_text().replace("revision = 1", '"revision" = 2', 1))
     assert "revision 3" in complaint(*apply, "--canary", "10")
+
+
+@pytest.mark.parametrize("words", [("check",), ("apply", "--kafka", "127.0.0.1:1")], ids=lambda words: words[0])
+def test_a_file_that_the_controller_of_shares_could_not_write_to_is_refused(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    file = tmp_path / "policy.toml"
+    classes = "{ chat = { share = 0.6 }, batch = { share = 0.4 } }"
+    file.write_text(f"slomax = {{ controller = {{ enabled = true, classes = {classes} }} }}\n{policy_text()}")
+    assert "write [slomax] and [slomax.controller] as tables" in complaint("policy", *words, str(file))
+    file.write_text(f"{policy_text()}\n[slomax.controller]\nenabled = true\nclasses = {classes}\n")
+    check_can_be_steered(file)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("10m", 600.0), ("1.5h", 5400.0)])

@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tokenfleet.adapters.policy_file import load_policy, policy_text
 from tokenfleet.client.gateway import Answer
 from tokenfleet.core.errors import BadRequestError
 from tokenfleet.core.policy import Policy, parse_policy
+from tokenfleet.core.revisions import with_pools
+from tokenfleet.core.slomax.terms import BatchPolicy, Setting
 from tokenfleet.local.configs import load_config
 from tokenfleet.local.designs import BULK_POOL, DESIGNS, POOL, design_change, design_of, designed
 from tokenfleet.local.fleet import mixed_fleet, refuse_strangers
@@ -85,6 +88,24 @@ def test_a_policy_is_merged_table_by_table_and_nothing_else_changes() -> None:
     assert not changed.slomax.gate.enabled
     assert changed.classes == SHIPPED.classes
     assert changed.slomax.pacing == SHIPPED.slomax.pacing
+
+
+@pytest.mark.parametrize("name", DESIGNS)
+def test_people_and_the_controller_of_shares_can_add_tables_to_a_designs_policy(name: str) -> None:
+    text = design_change(name).of(policy_text())
+    before = parse_policy(text, source="the design")
+    added = parse_policy(text + "\n[slomax.batch]\nenabled = true\n", source="a table more")
+    assert added == replace(before, slomax=replace(before.slomax, batch=BatchPolicy(enabled=True)))
+    setting = Setting(shares={"chat": 0.6, "batch": 0.4}, ceiling=0.9)
+    moved = parse_policy(with_pools(text, 7, {"small-chat@b": setting}), source="moved")
+    assert moved.slomax.controller.pools == {"small-chat@b": setting}
+
+
+def test_a_name_that_is_no_bare_key_is_quoted_and_an_empty_table_is_kept() -> None:
+    changes = {"tenants": {"the.bank": {"weight": 2.0}, "new one": {}}}
+    tenants = parse_policy(merged(policy_text(), changes), source="merged").tenants
+    assert tenants.keys() == {*SHIPPED.tenants, "the.bank", "new one"}
+    assert tenants["the.bank"].weight == 2.0
 
 
 @pytest.mark.parametrize(

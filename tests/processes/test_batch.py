@@ -12,14 +12,16 @@ import pytest
 from tests.adapters.batch_rows import rows
 from tests.adapters.desks import event, request
 from tests.kafka_server import Can, OwnKafka
+from tests.loops import running
 from tests.postgres_proxy import Proxy
 from tests.processes.shard_load import POOL, Log, Replica, tells_capacity
 from tokenfleet.adapters.kafka import Kafka
 from tokenfleet.adapters.kafka_admin import apply
 from tokenfleet.adapters.policy_file import policy_text
 from tokenfleet.adapters.postgres import migrate
-from tokenfleet.adapters.topics import TICKETS, partition_of
+from tokenfleet.adapters.topics import POLICY, TICKETS, partition_of
 from tokenfleet.core.policy import parse_policy
+from tokenfleet.core.revisions import PolicyRevision
 from tokenfleet.wire.v1 import decision_pb2, outcomes_pb2, outcomes_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -27,7 +29,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 TICKETS_IN_ALL = 200
 TAKES_S = 0.3
 KILL_EVERY_S = 6.0
-POLICY = """
+QUICK = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500)]
+TERMS = """
 [slomax.shard]
 enabled = true
 lease_share = 0.2
@@ -44,8 +47,7 @@ class Gateway:
     """It hands each request in, comes again with its token, and reports how it ended, to whichever replica answers."""
 
     def __init__(self, replicas: list[Replica]) -> None:
-        options = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500)]
-        self._channels = [grpc.aio.insecure_channel(f"127.0.0.1:{each.port}", options=options) for each in replicas]
+        self._channels = [grpc.aio.insecure_channel(f"127.0.0.1:{each.port}", options=QUICK) for each in replicas]
         self._next = 0
         self.asked_again: set[str] = set()
         self.verdicts: Counter[str] = Counter()
@@ -95,6 +97,38 @@ class Gateway:
         return self._channels[self._next % len(self._channels)]
 
 
+async def test_a_replica_that_starts_answers_no_batch_work_before_it_has_looked_for_tickets(
+    own_kafka: OwnKafka, database: str, tmp_path: Path
+) -> None:
+    """It hears from the log that the policy wants tickets. Who has one would be refused as if it had none."""
+    await asyncio.gather(apply(own_kafka.bootstrap, ("a", "b", "c", "d")), migrate(database))
+    (tmp_path / "policy.toml").write_text(policy_text())
+    wanted = policy_text().replace("revision = 1", "revision = 2", 1) + "\n[slomax.batch]\nenabled = true\n"
+    assert parse_policy(wanted, source="test").slomax.batch.enabled
+    replica = Replica(own_kafka.bootstrap, tmp_path, 0, POSTGRES=database)
+    async with (
+        Kafka(own_kafka.bootstrap, client_id="test") as kafka,
+        running(tells_capacity(kafka)),
+        grpc.aio.insecure_channel(f"127.0.0.1:{replica.port}", options=QUICK) as channel,
+    ):
+        revision = PolicyRevision(revision=2, toml=wanted, sha256="")
+        await kafka.send(POLICY, "", [revision], key="policy", timeout_s=10.0)
+        stub: Any = scheduler_pb2_grpc.SchedulerStub(channel)
+        replica.start()
+        try:
+            while True:
+                asked = request("job", task="batch", deadline_s=3_600.0, max_tokens=200, local_only=True)
+                try:
+                    reply = await stub.Schedule(scheduler_pb2.ScheduleRequest(request=asked), timeout=5.0)
+                except grpc.aio.AioRpcError:
+                    await asyncio.sleep(0.01)
+                    continue
+                break
+        finally:
+            replica.end()
+    assert reply.decision.HasField("ticket"), reply.decision.sentence
+
+
 async def test_kills_of_the_owner_and_an_outage_of_postgresql_lose_no_ticket(
     own_kafka: OwnKafka, database: str, tmp_path: Path
 ) -> None:
@@ -102,8 +136,8 @@ async def test_kills_of_the_owner_and_an_outage_of_postgresql_lose_no_ticket(
     await asyncio.gather(apply(own_kafka.bootstrap, ("a", "b", "c", "d")), migrate(database))
     proxy = Proxy(database)
     await proxy.join()
-    (tmp_path / "policy.toml").write_text(policy_text() + POLICY)
-    assert parse_policy(policy_text() + POLICY, source="test").slomax.batch.enabled
+    (tmp_path / "policy.toml").write_text(policy_text() + TERMS)
+    assert parse_policy(policy_text() + TERMS, source="test").slomax.batch.enabled
     replicas = [Replica(own_kafka.bootstrap, tmp_path, number, POSTGRES=proxy.dsn) for number in range(2)]
     for each in replicas:
         each.start()

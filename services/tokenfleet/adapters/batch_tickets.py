@@ -34,6 +34,7 @@ LINGER_S: Final = 0.05
 RETRY_FIRST_S: Final = 0.1
 RETRY_MAX_S: Final = 2.0
 LOOK_EVERY_S: Final = 1.0
+OFF_LOOK_EVERY_S: Final = 0.1  # whether a policy wants tickets by now: a replica that starts reads it in between
 COUNT_EVERY_S: Final = 5.0  # what waits is summed up over all rows
 COUNT_SHARE_MAX: Final = 0.02  # of the time is spent on that, unless it would be older than
 COUNT_AGE_MAX_S: Final = 60.0
@@ -96,6 +97,13 @@ class BatchTickets:
         self._pools: dict[str, PoolTickets] = {}
         self._count_again_s = float("-inf")
         self._away = "PostgreSQL was not asked yet"
+        self._asked = False
+
+    @property
+    def asked(self) -> bool:
+        """Whether PostgreSQL was asked, if the policy wants tickets; it may have been away. Before that those who come
+        in their turn would be refused as if they had none."""
+        return self._asked or not self._site.policy.slomax.batch.enabled
 
     def keep(self, event: TicketEvent) -> bool:
         """Survives the end of this process from now on. False when there is no room for it."""
@@ -113,6 +121,11 @@ class BatchTickets:
     def fell_back(self) -> None:
         """A batch request that could have waited by a ticket was answered without."""
         FELL_BACK.labels(self._site.tickets.closed).inc()
+
+    async def until_asked(self) -> None:
+        """Returns when PostgreSQL was asked, or no policy wants it."""
+        while not self.asked:
+            await self._looked.wait()
 
     async def look(self) -> None:
         """Returns when the grants have been looked at anew."""
@@ -178,18 +191,20 @@ class BatchTickets:
 
     async def _follow(self) -> None:
         while True:
-            if self._site.policy.slomax.batch.enabled:
+            wanted = self._site.policy.slomax.batch.enabled
+            if wanted:
                 try:
                     await self._look()
                 except (PostgresAwayError, RowsRefusedError) as error:
                     self._is_away(error)
                 else:
                     self._is_back()
+                self._asked = True
             else:
                 self._site.tickets.closed = "off"
             looked, self._looked = self._looked, asyncio.Event()
             looked.set()
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(LOOK_EVERY_S if wanted else OFF_LOOK_EVERY_S)
 
     async def _look(self) -> None:
         granted: list[Key] = await self._store.granted()

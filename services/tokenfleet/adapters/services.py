@@ -192,6 +192,8 @@ class FleetMindService(scheduler_pb2_grpc.FleetMindServicer):
         return response
 
     def _holds_none(self, now_s: float) -> str:
+        if self._desk.site.policy.paces:
+            return ""  # every replica has queues by class, whoever else places
         if self._desk.books():
             return "the owner of the pool's book orders what waits"
         return self._desk.site.held.off(self._desk.site.policy.tokenpilot, now_s)

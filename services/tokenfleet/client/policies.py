@@ -29,6 +29,7 @@ from tokenfleet.core.revisions import (
     PolicyRevision,
     renumbered,
     rollback_to,
+    with_pools,
 )
 
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -159,6 +160,21 @@ def check_can_be_undone(file: Path) -> None:
     """Raises PolicyError for a file whose revision can't be changed by machine, which a later rollback to it needs."""
     policy, _ = load_policy(str(file))
     renumbered(policy_text(str(file)), policy.revision + 1)
+
+
+def check_can_be_steered(file: Path) -> None:
+    """Raises PolicyError for a file that has the controller of shares on and in which it could write none."""
+    policy, _ = load_policy(str(file))
+    terms = policy.slomax.controller
+    if not terms.enabled or not terms.classes or terms.pools:  # those in the file are the controller's, or left alone
+        return
+    try:
+        with_pools(policy_text(str(file)), policy.revision + 1, {"any": terms.static()})
+    except PolicyError as error:
+        raise PolicyError(
+            f"{file}: slomax.controller is on and could move nothing, for it adds tables behind the file: "
+            f"write [slomax] and [slomax.controller] as tables, not in one line ({error})"
+        ) from error
 
 
 def status_lines(log: PolicyLog, *, now_wall_s: float) -> list[str]:

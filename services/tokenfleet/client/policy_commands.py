@@ -15,8 +15,10 @@ policy_app = typer.Typer(no_args_is_help=True, help="The policy: classes, tenant
 def policy_check(file: Path) -> None:
     """Check a policy file as a replica would read it."""
     from tokenfleet.adapters.policy_file import load_policy
+    from tokenfleet.client.policies import check_can_be_steered
 
     policy, digest = load_policy(str(file))
+    check_can_be_steered(file)
     typer.echo(f"revision {policy.revision} is good: {', '.join(policy.classes)}; sha256 {digest}")
 
 
@@ -53,6 +55,7 @@ def policy_apply(
     then.
     """
     from tokenfleet.client.policies import (
+        check_can_be_steered,
         check_can_be_undone,
         duration_s,
         publish,
@@ -62,6 +65,7 @@ def policy_apply(
         share_of,
     )
 
+    check_can_be_steered(file)
     if canary is None:
         revision = revision_in(file)
     else:

@@ -1,8 +1,10 @@
 """Policy change: what `up` is asked to try, as the next revision of the fleet's policy."""
 
+import json
+import re
 import tomllib
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -12,7 +14,9 @@ from tokenfleet.adapters.policy_file import policy_text
 from tokenfleet.client.policies import publish, read_log
 from tokenfleet.core.policy import parse_policy, policy_hash
 from tokenfleet.core.revisions import PolicyRevision, renumbered
-from tokenfleet.local.configs import toml_value
+from tokenfleet.local.configs import toml_table, toml_value
+
+BARE: Final = re.compile(r"[A-Za-z0-9_-]+")  # a key that TOML takes without quotes
 
 
 class PolicyChange(Struct, frozen=True, kw_only=True):
@@ -44,9 +48,20 @@ async def put_into_force(bootstrap: str, change: PolicyChange) -> None:
 
 
 def merged(toml: str, changes: Mapping[str, Any]) -> str:
-    """The policy file with other values, table by table; its comments are not kept."""
-    values = _merged(tomllib.loads(toml), changes)
-    return "".join(f"{key} = {toml_value(value)}\n" for key, value in values.items())
+    """The policy file with other values, table by table; its comments are not kept. No table is in one line with
+    another, or nobody could add to it: neither the controller of shares nor who edits what is in force."""
+    return "\n".join(_tables("", _merged(tomllib.loads(toml), changes)))
+
+
+def _tables(name: str, values: Mapping[str, Any]) -> Iterator[str]:
+    """The table of that name, then those in it."""
+    own = {key: value for key, value in values.items() if not isinstance(value, Mapping)}
+    if own or (name and not values):
+        yield toml_table(name, own) if name else "".join(f"{key} = {toml_value(own[key])}\n" for key in own)
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            inner = key if BARE.fullmatch(key) else json.dumps(key)
+            yield from _tables(f"{name}.{inner}" if name else inner, cast(Mapping[str, Any], value))
 
 
 def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

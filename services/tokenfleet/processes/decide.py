@@ -60,6 +60,7 @@ from tokenfleet.core.tokenpilot.rules import RULES
 log = logging.getLogger(__name__)
 
 ADVANCE_PERIOD_S: Final = 1.0
+LOST_TOLD_S: Final = 60.0  # several looks of whoever watches; for good, it would keep one out that answers all
 WRITTEN: Final = (PLACEMENTS, OUTCOMES, DECISIONS)
 
 BLOCKS_INDEXED = Gauge("tokenfleet_kv_blocks_indexed", "Canonical (block, instance) pairs in the prefix index")
@@ -96,7 +97,14 @@ async def run(settings: DecideSettings) -> None:
             sender,
             start=spool.start_count,
             partitions=counts.__getitem__,
-            ready=_once(lambda: _tables(followers)[0] and bool(followers) and _answered(site, shards)),
+            ready=_once(
+                lambda: (
+                    _tables(followers)[0]
+                    and bool(followers)
+                    and _answered(site, shards)
+                    and (desk.tickets is None or desk.tickets.asked)
+                )
+            ),
         )
         # Without a key of the site's, this life alone can read its tickets.
         key = secret_of(settings, "shard_secret") or secrets.token_bytes(32)
@@ -117,7 +125,7 @@ async def run(settings: DecideSettings) -> None:
                 counts[topic.name] = await kafka.partitions(topic, site.name)
             followers += _followers(kafka, site)
             status.parts["tables"] = lambda: _tables(followers)
-            status.parts["spool"] = lambda: _spool(spool)
+            status.parts["spool"] = _spool_state(spool)
             if desk.tickets is not None:
                 status.parts["batch"] = desk.tickets.state
             status.parts["shard"] = lambda: _shard(site, shards)
@@ -138,6 +146,8 @@ async def run(settings: DecideSettings) -> None:
                     watched(tasks, _share(site, shards), name="shard")
                     if site.policy.slomax.shard.enabled:
                         await shards.answered.wait()
+                if desk.tickets is not None:
+                    await desk.tickets.until_asked()
                 await server.serving(True)
                 log.info("decide %s/%s answers on %s", site.name, settings.replica, settings.listen)
 
@@ -283,9 +293,19 @@ def _tables(followers: list[Follower[Any]]) -> tuple[bool, str]:
     return not behind, "; ".join(behind) or "all read to their end"
 
 
-def _spool(spool: Spool) -> tuple[bool, str]:
-    lost = sum(spool.lost.values())
-    return not lost, f"{spool.records} records wait" + (f", {lost} were lost for want of room" if lost else "")
+def _spool_state(spool: Spool, *, clock: Callable[[], float] = monotonic_s) -> Callable[[], tuple[bool, str]]:
+    """For /health: not ready when any record was lost since the last look, nor for LOST_TOLD_S after that."""
+    seen, seen_s = 0, float("-inf")
+
+    def look() -> tuple[bool, str]:
+        nonlocal seen, seen_s
+        lost = sum(spool.lost.values())
+        if lost > seen:
+            seen, seen_s = lost, clock()
+        told = f", {lost} were lost for want of room" if lost else ""
+        return clock() - seen_s >= LOST_TOLD_S, f"{spool.records} records wait{told}"
+
+    return look
 
 
 def _shard(site: Site, shards: PoolShards | None) -> tuple[bool, str]:
