@@ -59,7 +59,11 @@ class FloodResult(Struct, frozen=True, kw_only=True):
 def run_flood(
     options: MixedOptions, *, cpu_s: Callable[[], float], progress: Callable[[float], None] | None = None
 ) -> FloodResult:
-    """Serve the workload without and with the flood of `options`. Raises PolicyError as run_mixed does."""
+    """Serve the workload without and with the flood of `options`. Who has left comes again no more.
+
+    Raises PolicyError as run_mixed does.
+    """
+    options = replace(options, patience_s=INTERACTIVE_WAIT_MAX_S)
     if options.design == "slomax":
         options = replace(options, make_router=Impatient)
     calm = _side(run_mixed(replace(options, flood=1.0), cpu_s=cpu_s, progress=progress))
