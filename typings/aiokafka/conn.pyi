@@ -3,6 +3,7 @@ from typing import Any
 
 class CloseReason(IntEnum):
     CONNECTION_BROKEN = 0
+    SHUTDOWN = 4
 
 class AIOKafkaConnection:
     def __init__(self, host: str, port: int) -> None: ...
