@@ -1,7 +1,8 @@
 """Compared: the cells of one scenario as a table, each figure as its mean over seeds and its worst seed."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import fsum, isfinite
+from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -74,14 +75,34 @@ def span(values: Iterable[float], *, worst: Callable[[Iterable[float]], float] =
     return Span(mean=_finite(fsum(all_values) / len(all_values)), worst=_finite(worst(all_values)))
 
 
-def _line(cells: Sequence[Cell], policy: str, against: dict[int, Cell]) -> Line:
-    def over(figure: Callable[[Cell], float | None]) -> Span:
-        return span(late_s(figure(cell)) for cell in cells)
+class Seeded(Protocol):
+    """One run on one seed."""
 
-    def change(figure: Callable[[Cell], float | None]) -> Span:
-        pairs = [(late_s(figure(cell)), late_s(figure(against[cell.seed]))) for cell in cells if cell.seed in against]
+    @property
+    def seed(self) -> int: ...
+
+
+R = TypeVar("R", bound=Seeded)
+
+
+def spans_of(
+    runs: Sequence[R], against: Mapping[int, R]
+) -> tuple[Callable[[Callable[[R], float | None]], Span], Callable[[Callable[[R], float | None]], Span]]:
+    """For a figure of which less is better: what it is over the runs, and how it changes `against` those of the same
+    seeds, as a share of theirs."""
+
+    def over(figure: Callable[[R], float | None]) -> Span:
+        return span(late_s(figure(run)) for run in runs)
+
+    def change(figure: Callable[[R], float | None]) -> Span:
+        pairs = [(late_s(figure(run)), late_s(figure(against[run.seed]))) for run in runs if run.seed in against]
         return span(own / other - 1.0 if isfinite(other) and other else float("inf") for own, other in pairs)
 
+    return over, change
+
+
+def _line(cells: Sequence[Cell], policy: str, against: dict[int, Cell]) -> Line:
+    over, change = spans_of(cells, against)
     return Line(
         policy=policy,
         seeds=tuple(sorted(cell.seed for cell in cells)),

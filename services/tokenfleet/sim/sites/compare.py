@@ -1,8 +1,8 @@
 """Compare: designs of cross-site dispatch on the same requests, seed by seed; a cell is one design on one seed."""
 
-from collections.abc import Callable, Sequence
-from math import fsum, isfinite
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from time import process_time
 
 import msgspec
@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from tokenfleet.core.errors import PolicyError, listed
 from tokenfleet.sim.compare_words import marked, seconds, spanned
-from tokenfleet.sim.compared import Span, span
-from tokenfleet.sim.measure import late_s
+from tokenfleet.sim.compared import Span, spans_of
 from tokenfleet.sim.profiles import load_profile
 from tokenfleet.sim.runs import Runs, named_by
 from tokenfleet.sim.sites.measure import Result
@@ -137,31 +136,21 @@ def _percent(change: Span) -> str:
 
 
 def _line(its: Sequence[Result], design: str, against: dict[int, Result]) -> Line:
-    def over(figure: Callable[[Result], float | None]) -> Span:
-        return span(late_s(figure(result)) for result in its)
-
-    def change(figure: Callable[[Result], float | None]) -> Span:
-        pairs = [(late_s(figure(r)), late_s(figure(against[r.seed]))) for r in its if r.seed in against]
-        return span(own / other - 1.0 if isfinite(other) and other else float("inf") for own, other in pairs)
-
+    over, change = spans_of(its, against)
     return Line(
         design=design,
         ttft_p50_s=over(lambda result: result.ttft_s.p50),
         ttft_p95_s=over(lambda result: result.ttft_s.p95),
         change_p50=change(lambda result: result.ttft_s.p50),
         change_p95=change(lambda result: result.ttft_s.p95),
-        within_2s=_mean([result.ttft_within_2s for result in its]),
+        within_2s=fmean([result.ttft_within_2s for result in its]),
         e2e_p50_s=over(lambda result: result.e2e_s.p50),
         change_e2e_p50=change(lambda result: result.e2e_s.p50),
-        hit_ratio=_mean([result.hit_ratio for result in its]),
-        share={name: _mean([result.share[name] for result in its]) for name in its[0].share},
+        hit_ratio=fmean([result.hit_ratio for result in its]),
+        share={name: fmean([result.share[name] for result in its]) for name in its[0].share},
         lost=sum(result.rejected + result.unfinished for result in its),
         residency_violations=sum(result.residency_violations for result in its),
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return fsum(values) / len(values)
 
 
 def _cell(options: SitesOptions) -> Cell:

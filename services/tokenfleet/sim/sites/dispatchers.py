@@ -5,6 +5,7 @@ Nothing reaches one but what other sites tell and how its own requests go; only 
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from random import Random
 from typing import Protocol
@@ -31,7 +32,7 @@ from tokenfleet.core.schedule import decide
 from tokenfleet.core.sent import SendEvent
 from tokenfleet.core.site import Heard, Site
 from tokenfleet.core.tokenpilot.choose import choose
-from tokenfleet.sim.sites.layout import PINNED, Place
+from tokenfleet.sim.sites.layout import HERE, PINNED, Place
 from tokenfleet.sim.telemetry import MODEL
 
 SPILL_AT = 6  # requests in flight an instance, at which a site counts as full
@@ -117,11 +118,12 @@ class FleetMind:
         pass  # its next attempt names the site
 
 
-class _Counting:
-    """A rule on own requests in flight; it hears nobody."""
+class Counting:
+    """A rule that knows its own requests in flight and hears nobody: `pick` takes one of the sites that may."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, pick: "Callable[[Counting, Sequence[Place]], Place]") -> None:
         self.rng = setting.rng
+        self._pick = pick
         self.in_flight: Counter[str] = Counter()
         self._places = setting.places
         self._sent: dict[str, str] = {}
@@ -130,14 +132,10 @@ class _Counting:
         may = [place for place in permitted(self._places, request) if place.name not in request.sites_tried]
         if not may:
             return Sent(refused="no_site")
-        site = self.pick(may).name
+        site = self._pick(self, may).name
         self.in_flight[site] += 1
         self._sent[request.id] = site
         return Sent(site=site)
-
-    def pick(self, places: Sequence[Place]) -> Place:
-        """One of those that may."""
-        raise NotImplementedError
 
     def load(self, place: Place) -> float:
         """Own requests in flight an instance."""
@@ -162,33 +160,20 @@ class _Counting:
         self.in_flight[self._sent.pop(request)] -= 1
 
 
-class LocalOnly(_Counting):
+def local_only(counting: Counting, places: Sequence[Place]) -> Place:
     """Always the nearest."""
-
-    def pick(self, places: Sequence[Place]) -> Place:
-        return min(places, key=lambda place: place.rtt_s)
+    return min(places, key=lambda place: place.rtt_s)
 
 
-class RandomSite(_Counting):
+def at_random(counting: Counting, places: Sequence[Place]) -> Place:
     """Lots, a site by the number of its instances."""
-
-    def pick(self, places: Sequence[Place]) -> Place:
-        return self.rng.choices(places, [place.instances for place in places])[0]
+    return counting.rng.choices(places, [place.instances for place in places])[0]
 
 
-class LeastInFlight(_Counting):
-    """The fewest requests in flight an instance."""
-
-    def pick(self, places: Sequence[Place]) -> Place:
-        return self.least(places)
-
-
-class Spill(_Counting):
+def spill(counting: Counting, places: Sequence[Place]) -> Place:
     """The nearest that is not full; if all are, the least loaded."""
-
-    def pick(self, places: Sequence[Place]) -> Place:
-        near = sorted(places, key=lambda place: place.rtt_s)
-        return next((place for place in near if self.load(place) < SPILL_AT), None) or self.least(places)
+    near = sorted(places, key=lambda place: place.rtt_s)
+    return next((place for place in near if counting.load(place) < SPILL_AT), None) or counting.least(places)
 
 
 class AllKnowing:
@@ -266,7 +251,7 @@ class AllKnowing:
 
 def permitted(places: Sequence[Place], request: Request) -> list[Place]:
     """The sites that the request's tenant may use: rules that know nothing else know that."""
-    return [place for place in places if request.tenant != PINNED or place.jurisdiction == "here"]
+    return [place for place in places if request.tenant != PINNED or place.jurisdiction == HERE]
 
 
 def site_of(instance: str) -> str:
@@ -278,8 +263,8 @@ IDEAL = "ideal"
 DESIGNS: dict[str, Callable[[Setting], Dispatcher]] = {
     "fleetmind": FleetMind,
     IDEAL: AllKnowing,
-    "least_in_flight": LeastInFlight,
-    "local_only": LocalOnly,
-    "spill": Spill,
-    "random": RandomSite,
+    "least_in_flight": partial(Counting, pick=Counting.least),
+    "local_only": partial(Counting, pick=local_only),
+    "spill": partial(Counting, pick=spill),
+    "random": partial(Counting, pick=at_random),
 }
